@@ -142,19 +142,31 @@ def test_an_aggregation_that_is_traced_with_its_round_is_passed_over():
 
 
 def test_what_another_process_would_draw_again_is_found():
-  draw, laws = np.random.default_rng(0), ['made_anew_it_is_the_same']
-  def drawing(task):
-    def loss_fn(model, given, batch, key):
-      del given
-      (logits,), stats = network.forward(task, model, batch.labeled, key=key)
-      loss, _ = losses.cross_entropy(logits, batch.labeled.labels,
-                                     batch.labeled.mask)
-      return draw.random() * loss, Aux(stats, {})
-    return averaging.averaging(task, loss_fn, streams='labeled')
-  with pytest.raises(AssertionError, match='(?s)made anew it is the same at '
-                     'clients does not hold.*jax.random from the key'):
-    testing.check_method(drawing, places=['clients'], laws=laws)
-  testing.check_method(guessing, places=['clients'], laws=laws)
+  laws = ['made_anew_it_is_the_same']
+  def weighing(weigh):
+    """A method with a factor on its loss, made where `weigh` is called."""
+    def build(task):
+      kept = weigh()
+      def loss_fn(model, given, batch, key):
+        del given
+        (logits,), stats = network.forward(task, model, batch.labeled, key=key)
+        loss, _ = losses.cross_entropy(logits, batch.labeled.labels,
+                                       batch.labeled.mask)
+        return kept() * loss, Aux(stats, {})
+      return averaging.averaging(task, loss_fn, streams='labeled')
+    return build
+  draw = np.random.default_rng(0)
+  def once():
+    kept = draw.random(3)
+    return lambda: jnp.asarray(kept).mean()
+  for drawn in (lambda: draw.random, once):
+    with pytest.raises(AssertionError, match='(?s)made anew it is the same at '
+                       'clients does not hold.*jax.random from the key'):
+      testing.check_method(weighing(drawn), places=['clients'], laws=laws)
+  odd, key = np.array([np.nan, 1.]), jax.random.key(7)
+  for sound in (lambda: lambda: jnp.nanmean(jnp.asarray(odd)),
+                lambda: lambda: jax.random.uniform(key)):
+    testing.check_method(weighing(sound), places=['clients'], laws=laws)
 
 
 def test_a_key_that_draws_twice_is_found():

@@ -460,7 +460,7 @@ class _Bench:
   def _data(self) -> _Data:
     """Reads the bed's data set."""
     from fedjax_ssl.running import job
-    for place in bench_flags.values(self._changed, 'import'):
+    for place in checks.words([*bench_flags.values(self._changed, 'import')]):
       registry.import_place(place)  # It may register the data set.
     told = {name: [*bench_flags.values(self._changed, name)]
             for name in ('dataset', 'data_dir', 'split', 'embeddings')}

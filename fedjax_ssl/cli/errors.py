@@ -85,8 +85,10 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
   elif isinstance(error, OSError) and error.errno in _OF_A_NAME:
     name = str(error.filename)
     near = [f'--{checks.flag(flag)}={value}' for flag, value in given.items()
-            if value and isinstance(value, str) and name.startswith(value)]
-    text = f'{(near or [name])[0]} cannot be used: {error.strerror}.'
+            if value and isinstance(value, str)
+            and f'{name}/'.startswith(f'{value.rstrip("/")}/')]
+    text = f'{max(near, key=len, default=name)} cannot be used: ' + (
+        f'{error.strerror}.')
   elif blame.is_full(error):
     text = (f'The memory of a device is full ({text.splitlines()[0]}). '
             '--seed_map=map takes less, and, in a new --workdir, fewer '

@@ -30,11 +30,18 @@ def _read(words: Sequence[str], place: str, outer: tuple[str, ...],
           nested: bool) -> Iterator[tuple[str, list[str]]]:
   """Reads what the lines of a file name; `outer` are the files around it."""
   for number, word in enumerate(words, start=1):
+    if word == '--' and not place:  # What follows are no flags.
+      return
     flag, equals, name = word.strip().lstrip('-').partition('=')
-    if not word.strip().startswith('-') or flag != 'flagfile':
+    if not word.strip().startswith('-') or (
+        flag.split()[:1] != ['flagfile']):
       continue
-    if not equals:  # Words have no number that would help.
-      name = ''.join(words[number:number + 1]).strip()
+    # absl would leave it out.
+    if place and not word.startswith(('-flagfile=', '--flagfile=')):
+      raise ValueError(f'{word.strip()} is not read here; write '
+                       '--flagfile=NAME from the start of a line. (at '
+                       f'{place}:{number})')
+    name = name.strip() if equals else ''.join(words[number:number + 1])
     if not name:
       raise ValueError('--flagfile= is empty; name a file or leave it out.' + (
           f' (at {place}:{number})' if place else ''))

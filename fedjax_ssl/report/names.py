@@ -87,12 +87,22 @@ def plan(configs: Sequence[Config], folders: Sequence[Sequence[str]],
        if k not in chosen and k not in flag_kinds.NOT_THE_CELL])
 
 
-def untuned(config: Config) -> tuple[tuple[str, str], ...]:
-  """Returns what runs must share for their methods to be compared."""
-  tuned = {'method', 'profile', *flag_kinds.TUNED, *flag_kinds.NOT_THE_CELL}
-  return tuple(sorted((name, _text(value))
-                      for name, value in config['flags'].items()
-                      if name not in tuned))
+def setting_of(config: Config) -> tuple[tuple[str, str], ...]:
+  """Returns what runs must share for their methods to be compared.
+
+  That is program, data and all flags but those that are tuned or name files of
+  a user's code.
+
+  Raises:
+    ValueError: if the configuration is damaged.
+  """
+  others = {'method', 'profile', 'imports', *flag_kinds.TUNED,
+            *flag_kinds.NOT_THE_CELL}
+  return (('program', command.program_of(config)),
+          ('data', str(config['facts'].get('data_hash'))),
+          *sorted((name, _text(value))
+                  for name, value in config['flags'].items()
+                  if name not in others))
 
 
 def short(texts: Iterable[str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Differences between runs of the same seeds, with their intervals."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import math
 from typing import Any, NamedTuple
@@ -112,35 +112,49 @@ def references(runs: Sequence[stored_runs.Run], plan: names.Plan,
 def at_their_best(runs: Sequence[stored_runs.Run]) -> list[Pair]:
   """Pairs every method with FedAvg, each with the best of what was tried.
 
-  That is the run with the highest final validation accuracy, of those that
-  differ in `flag_kinds.TUNED` and in knobs alone; the test accuracy chooses
-  where no validation rows are known. Runs with all labels are left out, and
-  settings in which each method was tried once.
+  That is the run with the highest final validation accuracy, of those with the
+  most seeds that differ in `flag_kinds.TUNED` and in knobs alone; the test
+  accuracy chooses where a method has no validation rows. Runs with all labels
+  are left out, and settings in which each method was tried once.
   """
   tried: dict[Any, dict[str, list[int]]] = {}
   for i, run in enumerate(runs):
     with contextlib.suppress(ValueError):  # Of a damaged method.
-      name, knobs = registry.parse(run.config['flags'].get('method', ''))
       if not _is_bound(run):
-        tried.setdefault(names.untuned(run.config), {}).setdefault(
-            registry.written(name, {k: v for k, v in knobs.items()
-                                    if k == 'profile'}), []).append(i)
+        tried.setdefault(names.setting_of(run.config), {}).setdefault(
+            _method(run.config), []).append(i)
   found = []
   for methods in tried.values():
-    for name, mine in methods.items():
-      plain = methods.get(names.PLAIN, [])
-      if name == names.PLAIN or not plain or len(mine) == len(plain) == 1:
+    plain = methods.pop(names.PLAIN, [])
+    for mine in methods.values():
+      if not plain or len(mine) == len(plain) == 1:
         continue
-      key = 'val_accuracy' if all(
-          _mean(runs[i], 'val_accuracy') is not None
-          for i in mine + plain) else 'accuracy'
-      first, other = (max(some, key=lambda i: _mean(runs[i], key) or 0)
-                      for some in (mine, plain))
-      rows = 'validation' if key == 'val_accuracy' else 'test'
-      found.append(Pair(first, other, f'against {runs[other].name} it is the '
-                        'best of each method, chosen by its accuracy on the '
-                        f'{rows} rows'))
+      for key, rows in (('val_accuracy', 'validation'), ('accuracy', 'test')):
+        first, other = (_highest(runs, some, key) for some in (mine, plain))
+        if first is not None and other is not None:
+          found.append(Pair(first, other, f'against {runs[other].name} it is '
+                            'the best of each method, chosen by its accuracy '
+                            f'on the {rows} rows'))
+          break
   return found
+
+
+def _method(config: Mapping[str, Any]) -> str:
+  """Returns a method without its knobs; another profile or code is another."""
+  name, knobs = registry.parse(config['flags'].get('method', ''))
+  code = config['facts'].get('code') or {}
+  own = {k: v for k, v in knobs.items() if k == 'profile'}
+  return registry.written(name, own) + ''.join(
+      f' {digest}' for _, digest in sorted(code.items()) if name != names.PLAIN)
+
+
+def _highest(runs: Sequence[stored_runs.Run], some: Sequence[int], key: str
+             ) -> int | None:
+  """Returns which run has the highest mean, of those with the most seeds."""
+  most = max(len(runs[i].seeds) for i in some)
+  means = {i: mean for i in some if len(runs[i].seeds) == most
+           and (mean := _mean(runs[i], key)) is not None}
+  return max(means, key=lambda i: means[i], default=None)
 
 
 def compared(runs: Sequence[stored_runs.Run], references: Sequence[int],

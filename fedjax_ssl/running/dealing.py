@@ -183,7 +183,8 @@ def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
     least = _least(options, labels, others)
     if least and unlabeled_scheme == 'dirichlet_capped' and not others.any():
       raise FieldError(*_how_many(options), 'leaves no row without a label to '
-                       'deal; give less, or --labels=all, or --min_size=0.')
+                       'deal; give less, or --labels=all in its place, or '
+                       '--min_size=0.')
     return owner, _dealt(unlabeled_scheme, rng, labels, others, least, options)
   return deal
 
@@ -229,8 +230,9 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
       raise FieldError(name, getattr(options, name), f'{error}.') from error
   rows = int(where.sum())
   if least > rows:  # Fewer clients do not help.
+    most = rows // options.num_clients
     raise FieldError('min_size', least, f'there are {rows} rows to deal; give '
-                     f'{rows // options.num_clients} or less.')
+                     f'{f"{most} or less" if most else 0}.')
   if options.num_clients * least > rows:
     raise FieldError(
         'num_clients', options.num_clients, f'too many for {rows} rows to '

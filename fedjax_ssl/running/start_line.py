@@ -208,16 +208,19 @@ def used_up(job: Job) -> str:
   What is private is told by the method's report alone.
   """
   report, rounds_ = job.method.report, job.options.num_rounds
-  if report is None or 'epsilon' not in jax.eval_shape(
-      report, runner.state_shape(job.method, job.federations[0]).server,
-      jnp.int32(0)):
+  if report is None or rounds_ > _MOST_ROUNDS or (
+      'epsilon' not in jax.eval_shape(
+          report, runner.state_shape(job.method, job.federations[0]).server,
+          jnp.int32(0))):
     return ''
   last, spent = 0, 0.0
   for federation in job.federations:
-    server = job.method.init(jax.random.key(0), federation).server
-    epsilons = np.asarray(jax.vmap(
-        lambda round_, server=server: report(server, round_)['epsilon'])(
-            jnp.arange(rounds_ + 1, dtype=jnp.int32)))
+    def after(round_: jax.Array, federation: Any = federation) -> jax.Array:
+      server = job.method.init(jax.random.key(0), federation).server
+      return report(server, round_)['epsilon']
+    # Compiled, it leaves out all of the record that the report does not read.
+    epsilons = np.asarray(jax.jit(jax.vmap(after))(
+        jnp.arange(rounds_ + 1, dtype=jnp.int32)))
     first = int(np.argmax(epsilons == epsilons[-1]))
     last, spent = max((last, spent), (first, float(epsilons[-1])))
   if not 0 < last < rounds_:

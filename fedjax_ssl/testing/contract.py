@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-import re
 import tempfile
 from typing import Any, NamedTuple
 from unittest import mock
@@ -34,7 +33,7 @@ from fedjax_ssl.core.types import (
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import labeled_clients
-from fedjax_ssl.testing import keys, toy
+from fedjax_ssl.testing import keys, toy, traces
 from fedjax_ssl.training import checkpoint, metrics
 from fedjax_ssl.training import runner as runner_lib
 
@@ -273,20 +272,14 @@ def resume_is_exact(one: CohortRunner) -> None:
 
 def made_anew_it_is_the_same(one: CohortRunner) -> None:
   """A process that continues a run, and makes the method again, goes on so."""
-  def traced(runner: CohortRunner) -> Any:
-    state, _ = runner.start
-    found = jax.make_jaxpr(runner.method.round)(
-        state, runner.federation, jnp.int32(0), runner.root)
-    # Where a function lies in memory is of no account.
-    return re.sub(r'\b0x[0-9a-f]+', '', str(found.jaxpr)), found.consts
-  program, constants = traced(one)
-  again, others = traced(one.anew())
-  assert program == again and len(constants) == len(others) and all(
-      map(np.array_equal, constants, others)), (
-          'Made anew, the round computes something else, as it does in a run '
-          'that is continued. Draw numbers by jax.random from the key that is '
-          'handed over, not by random or numpy.random, and keep nothing '
-          'outside the state.')
+  def traced(runner: CohortRunner) -> traces.Trace:
+    return traces.of(runner.method.round, runner.start[0], runner.federation,
+                     jnp.int32(0), runner.root)
+  assert traces.are_equal(traced(one), traced(one.anew())), (
+      'Made anew, the round computes something else, as it does in a run that '
+      'is continued. Draw numbers by jax.random from the key that is handed '
+      'over, not by random or numpy.random, and keep nothing outside the '
+      'state.')
 
 
 def hidden_labels_are_never_read(one: CohortRunner) -> None:

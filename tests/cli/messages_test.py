@@ -158,6 +158,13 @@ def test_a_slip_in_a_flagfile_that_a_flagfile_names(refuse, tmp_path):
   inner.write_text('# Mine.\n\n--num_rounds=two\n')
   line = 'error: --num_rounds=two is no whole number.'
   assert refuse(f'--flagfile={outer}') == f'{line} (at {inner}:3)'
+  # Neither of these is read by absl.
+  for text in (f'  --flagfile={inner}', f'--flagfile\n{inner}',
+               f'--flagfile {inner}'):
+    outer.write_text(f'# Mine.\n{text}\n')
+    said = refuse(f'--flagfile={outer}')
+    assert ' is not read here; write --flagfile=NAME from the' in said
+    assert said.endswith(f' (at {outer}:2)')
 
 
 def test_a_slip_beside_an_empty_flagfile_or_a_pipe(refuse, tmp_path):
@@ -167,10 +174,11 @@ def test_a_slip_beside_an_empty_flagfile_or_a_pipe(refuse, tmp_path):
   assert refuse(f'--flagfile={empty}', '--num_rounds=two') == line
   os.mkfifo(pipe)
   writer = threading.Thread(
-      target=pipe.write_text, args=('--num_rounds=two\n',))
+      target=pipe.write_text, args=('--num_rounds=two\n',), daemon=True)
   writer.start()
   assert refuse(f'--flagfile={pipe}') == line
-  writer.join()
+  writer.join(10)
+  assert not writer.is_alive()
 
 
 @pytest.mark.parametrize('line, words', [

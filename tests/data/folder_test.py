@@ -30,7 +30,7 @@ def write(place: pathlib.Path, channels: int = 3) -> dict[str, np.ndarray]:
       Image.fromarray(image).save(file)
       made[str(file.relative_to(place))] = image.reshape(*SIDES, channels)
   (place / 'train' / 'dog' / '.hidden').touch()
-  (place / 'README.txt').touch()
+  (place / 'list_unlabeled.txt').touch()
   return made
 
 
@@ -105,8 +105,10 @@ def _strange(place: pathlib.Path) -> None:
     (_second, 'two folders to validate on'),
     (_none_to_test, 'no image in test/; it has a folder for each class'),
     (_none_to_validate, 'no image in val/; it has a folder for each'),
-    (lambda place: (place / 'unlabeled').mkdir(), 'unlabeled is not read: '
-     'images without a label lie in train/unlabeled/'),
+    *((lambda place, name=name: (place / name).mkdir(), f'{name} is not read: '
+       'images without a label lie in train/unlabeled/') for name in (
+           'unlabeled', 'Unlabelled', 'train/unlabelled', 'train/Unlabeled',
+           'test/unlabeled')),
     (lambda place: (place / 'train/-1').mkdir(), '-1 would be the class -1, '
      'the mark of a row without label; such rows lie in train/unlabeled/'),
     (_deep, 'x.tif has pixels of 32 bits; save it with 8'),

@@ -22,7 +22,7 @@ from typing import Any
 
 from fedjax_ssl.cli import places
 from fedjax_ssl.cli.sweep import grid
-from fedjax_ssl.core import bounds, disk, imports
+from fedjax_ssl.core import bounds, disk, flagfile_lines, imports
 
 _MOST_FLAGS = 1000  # Of one command line.
 
@@ -84,7 +84,7 @@ def is_experiment(script: str) -> bool:
 
 
 def fingerprint(cell: grid.Cell) -> str:
-  """Returns a hash of all that the grid asks for, and of the flagfile's text.
+  """Returns a hash of what the grid asks for, and of the flagfiles' texts.
 
   It is the same from every folder and for every place of the repository.
   """
@@ -96,7 +96,10 @@ def fingerprint(cell: grid.Cell) -> str:
     name, _, file = arg.partition('=')
     if name == '--flagfile':
       with contextlib.suppress(OSError):
-        texts.append(pathlib.Path(file).read_bytes())
+        texts.append(pathlib.Path(os.path.expanduser(file)).read_bytes())
+      with contextlib.suppress(ValueError):  # The run refuses it.
+        texts += ['\n'.join(lines).encode()
+                  for _, lines in [*flagfile_lines.read([arg])][1:]]
     words.append(normal(arg))
   return hashlib.sha256(
       b''.join(['\0'.join(words).encode(), *texts])).hexdigest()
@@ -110,7 +113,8 @@ def normal(arg: str) -> str:
 
 def _place(file: str) -> str:
   """Returns a path relative to the repository's root, absolute outside it."""
-  path, root = pathlib.Path(file).resolve(), places.repository()
+  path = pathlib.Path(os.path.expanduser(file)).resolve()
+  root = places.repository()
   return (path.relative_to(root) if root and path.is_relative_to(root)
           else path).as_posix()
 

@@ -51,10 +51,10 @@ def read(path: pathlib.Path) -> files.Source:
   folders = {'train': 'train', 'test': 'test'}  # By part, as they are called.
   shape: tuple[int, ...] = ()
   for folder in _within(path):
-    if _UNLABELED in folder.name.lower():
-      raise DataError(f'{folder} is not read: images without a label lie in '
-                      f'train/{_UNLABELED}/')
-    if folder.name not in _PARTS or not folder.is_dir():
+    if not folder.is_dir():
+      continue
+    _check_unlabeled(folder)
+    if folder.name not in _PARTS:
       continue
     part = _PARTS[folder.name]
     if part in parts:
@@ -86,11 +86,20 @@ def read(path: pathlib.Path) -> files.Source:
     raise DataError(f'{path}: {error}') from None
 
 
+def _check_unlabeled(folder: pathlib.Path) -> None:
+  """Refuses a folder that seems to be meant for images without a label."""
+  if 'unlabel' in folder.name.lower():
+    raise DataError(f'{folder} is not read: images without a label lie in '
+                    f'train/{_UNLABELED}/')
+
+
 def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields the images of a part, by class and name."""
   for one in _within(folder):
     if not one.is_dir():
       raise DataError(f'{one} is in no folder of a class')
+    if one != folder.parent / 'train' / _UNLABELED:
+      _check_unlabeled(one)
     if one.name == names_lib.NONE:
       raise DataError(f'{one} would be the class {names_lib.NONE}, the mark of '
                       f'a row without label; such rows lie in '

@@ -175,6 +175,16 @@ def test_a_cell_is_the_same_from_every_folder(tmp_path, monkeypatch):
   assert marks == [cells_lib.fingerprint(c) for c in here]
 
 
+def test_a_cell_is_another_with_another_flagfile_inside(tmp_path):
+  outer, inner = tmp_path / 'outer.flags', tmp_path / 'inner.flags'
+  outer.write_text(f'--flagfile={inner}\n')
+  def mark(text):
+    inner.write_text(text)
+    return cells_lib.fingerprint(grid.Cell(
+        'x', '', (f'--flagfile={outer}',), 'digits_dirdir'))
+  assert mark('--x=1\n') == mark('--x=1\n') != mark('--x=2\n')
+
+
 def test_every_flagfile_finds_its_script():
   cells = grid.parse(
       'flagfile: experiments/flagfiles/*/*.flags\n---\n' + DIGITS)

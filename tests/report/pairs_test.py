@@ -1,0 +1,94 @@
+"""Differences between runs of the same seeds, and which runs are compared."""
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.report import pairs, stored_runs, tables
+from tests.report import fake
+
+
+@pytest.mark.parametrize('differences, low, high', [
+    # t(2) = 4.302653, deviation 1, over the root of 3.
+    ([1.0, 2.0, 3.0], 2 - 4.302653 / 3**.5, 2 + 4.302653 / 3**.5),
+    # t(1) = 12.706205.
+    ([0.0, 2.0], 1 - 12.706205, 1 + 12.706205),
+    ([5.0] * 4, 5.0, 5.0)])
+def test_the_interval_is_students(differences, low, high):
+  found = pairs.interval(differences)
+  assert found.mean == np.mean(differences)
+  assert found.low == pytest.approx(low, rel=1e-6)
+  assert found.high == pytest.approx(high, rel=1e-6)
+
+
+@pytest.mark.parametrize('differences, said', [
+    ([1.0, 1.1, 1.2], 'higher'), ([-1.0, -1.1, -1.2], 'lower'),
+    ([-1.0, 1.0, 3.0], 'not told apart'), ([1.0], ''), ([], '')])
+def test_an_interval_is_said_in_a_word(differences, said):
+  assert pairs.interval(differences).verdict == said
+
+
+def _tuned(folder: pathlib.Path, accuracies: dict[tuple[str, float], float],
+           **more) -> list[stored_runs.Run]:
+  """Runs of three seeds, by method and rate."""
+  return stored_runs.load([fake.write(
+      folder / f'{method[:3]}{rate}{len(method)}', [
+          fake.row(20, accuracy + .01 * seed, seed, **more)
+          for seed in range(3)],
+      fake.config(range(3), method=method, learning_rate=rate))
+      for (method, rate), accuracy in accuracies.items()])
+
+
+def test_methods_are_compared_at_their_best(tmp_path):
+  """Of rates and knobs, by validation; another profile is another method."""
+  found = _tuned(tmp_path, {
+      ('fedavg', .1): .5, ('fedavg', .01): .6, ('uda', .1): .8,
+      ("uda(profile='fedmatch')", .1): .3, ('uda(threshold=.5)', .1): .9})
+  best = pairs.at_their_best(found)
+  assert [pair[:2] for pair in best] == [(4, 1), (3, 1)]
+  assert all('on the validation rows' in pair.note for pair in best)
+  table = tables.difference_table(found, pairs.compared(
+      found, pairs.references(found, stored_runs.compared(found)), best))
+  says = {(row[0], row[1]): row[-1] for row in table.rows}
+  one, two, *_, last = (run.name for run in found)
+  assert says[last, two] == says[last, one] == 'higher'
+  assert sum(two in line and 'best of each' in line
+             for line in table.lines()) == 2
+
+
+def test_without_validation_rows_the_test_rows_choose(tmp_path):
+  tried = {('fedavg', .1): .5, ('uda', .1): .3, ('uda', .01): .8}
+  found = _tuned(tmp_path / 'a', tried, val_accuracy=None)
+  best, = pairs.at_their_best(found)
+  assert best[:2] == (2, 0) and 'on the test rows' in best.note
+  once = [run for run in found if run.config['flags']['learning_rate'] == .1]
+  assert not pairs.at_their_best(once)
+  # Nor is one chosen of which nothing is known.
+  assert not pairs.at_their_best([dataclasses.replace(run, seeds=[
+      [{**row, 'accuracy': None} for row in rows] for rows in run.seeds])
+                                  for run in found])
+
+
+@pytest.mark.parametrize('change, value', [
+    ('origin', {'setting': 'cifar_dirdir'}), ('data_hash', 'e'),
+    ('flags', {'alpha': .1}), ('seeds', 1)])
+def test_only_tries_of_one_setting_are_compared(tmp_path, change, value):
+  """Nor does a run of fewer seeds win."""
+  tried = {('fedavg', .1): .5, ('fedavg', .01): .9, ('uda', .1): .6,
+           ('uda', .01): .3}
+  found = _tuned(tmp_path, tried)
+  assert [pair[:2] for pair in pairs.at_their_best(found)] == [(2, 1)]
+  odd = found[1]
+  assert odd.config['flags']['learning_rate'] == .01
+  made = odd.config | ({'origin': value} if change == 'origin' else
+                       {'flags': odd.config['flags'] | value}
+                       if change == 'flags' else {})
+  if change == 'data_hash':
+    made |= {'facts': made['facts'] | {change: value}}
+  other = dataclasses.replace(
+      odd, config=made, seeds=odd.seeds[:value if change == 'seeds' else None])
+  runs = [other if run is odd else run for run in found]
+  assert [pair[:2] for pair in pairs.at_their_best(runs)] == [(2, 0)]
