@@ -472,11 +472,7 @@ def _check_together(options: Config) -> None:
 
 
 def check_cohort(options: Config) -> None:
-  """Refuses a round with more clients than there are.
-
-  Raises:
-    FieldError: if the cohort is larger than the federation.
-  """
+  """Raises FieldError for a round with more clients than there are."""
   if options.cohort_size > options.num_clients:
     raise FieldError('cohort_size', options.cohort_size, 'a round has at most '
                      'all clients.', num_clients=options.num_clients)

@@ -267,7 +267,8 @@ def _rebuilt(where: str | os.PathLike[str], facts: Mapping[str, Any]
           raise
         raise ValueError(
             f'{str(error).rstrip(".")}. If it is your own, register it first, '
-            f'as in fedjax_ssl.task.REGISTRIES[{field!r}].register({name!r})'
+            f'as in fedjax_ssl.task.REGISTRIES[{field!r}].register({name!r}); '
+            f'a run with {field}="./FILE.py:{name}" finds it by itself'
         ) from None
       values[field] = task_lib.renewed(field, values[field], chosen['knobs'])
     if 'seeds' not in saved:

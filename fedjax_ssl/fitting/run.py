@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import itertools
 import operator
 import os
 import pathlib
@@ -18,6 +19,7 @@ import numpy as np
 from fedjax_ssl import finished
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
+from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Array, Federation, State
 from fedjax_ssl.report import summary
 from fedjax_ssl.running import client_memory, execution, runs, stopping
@@ -179,21 +181,30 @@ class Run:
   def _judges(self) -> per_client_lib.Programs:
     return per_client_lib.programs(self._job.method)
 
-  def plot(self, *panels: str, path: str | os.PathLike[str] | None = None
-           ) -> Any:
+  def plot(self, *panels: str, beside: Sequence[Run] = (),
+           path: str | os.PathLike[str] | None = None) -> Any:
     """Draws metrics over the rounds, with the bounds if there are any.
 
     Args:
       *panels: names of metrics; default: accuracy and loss.
+      beside: other runs to draw too. One of a name that is taken is numbered.
       path: file to write as well: png, pdf or svg.
 
     Returns:
       A figure of matplotlib, which notebooks show.
 
     Raises:
-      ValueError: if none of them was measured.
+      ValueError: for a metric that none of the runs has measured.
     """
-    rows = {run.name: run._rows for run in (self, *self.bounds.values())}
+    rows: dict[str, list[list[summary.Row]]] = {}
+    for run in (self, *self.bounds.values(), *beside):
+      called = itertools.chain(
+          [run.name], (f'{run.name} ({i})' for i in itertools.count(2)))
+      rows[next(name for name in called if name not in rows)] = run._rows
+    known = {name for seeds in rows.values() for seed in seeds
+             for row in seed for name in row}
+    for panel in panels:
+      checks.check('metric', panel, known)
     chart = summary.curves(rows, panels=panels or ('accuracy', 'loss'))
     if path is not None:
       chart.savefig(path, dpi=150)

@@ -61,7 +61,8 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
   """Trains a method on data that is dealt out to clients.
 
   It is what `fedjax-ssl train` does, with one seed and without bounds unless
-  they are asked for.
+  they are asked for. A method has its own defaults: knobs with which a setting
+  has it, as 'fixmatch(threshold=0.8)', are given too.
 
   Args:
     method: a name with knobs if any, as in 'fixmatch(threshold=0.8)', or a
@@ -214,10 +215,8 @@ def _resolved(given: dict[str, Any], stored: Mapping[str, Any],
                if name in config.OPTIONS and name != 'bounds'
                and not config.OPTIONS[name].this_start}
   values |= given
-  clients = values.get('num_clients', config.Config.num_clients)
-  if 'cohort_size' not in given and not stored and isinstance(clients, int):
-    values['cohort_size'] = min(
-        values.get('cohort_size', config.Config.cohort_size), max(clients, 1))
+  if not stored:
+    values |= settings.usual_cohort(values, given)
   return config.resolve(values, given)
 
 

@@ -16,7 +16,14 @@ import numpy as np
 from fedjax_ssl import config, data
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config
-from fedjax_ssl.core import blame, bounds, disk, imports, registry
+from fedjax_ssl.core import (
+  blame,
+  bounds,
+  descriptions,
+  disk,
+  imports,
+  registry,
+)
 from fedjax_ssl.core.checks import FieldError
 from fedjax_ssl.report import printing, summary
 from fedjax_ssl.running import (
@@ -445,6 +452,13 @@ def _owners(setting: settings.Setting, deal: dealing.Deal,
     made = data.partition.make_partition(
         labeled, unlabeled, None, *tasks)
     data.partition.check_partition(made, labels.size, options.num_clients)
+    outside = ((made.labeled >= 0) | (made.unlabeled >= 0)) & ~pool
+    if outside.any():
+      raise ValueError(
+          f'it deals {descriptions.count(int(outside.sum()), "row")} for which '
+          f'pool is False, first row {int(np.argmax(outside))}: these are held '
+          'out, or their labels are not known. Deal numpy.where(pool, owner, '
+          '-1).')
   return tuple(x for x in (made.labeled, made.unlabeled, made.tasks)
                if x is not None)
 

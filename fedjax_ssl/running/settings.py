@@ -6,7 +6,7 @@ A setting says how rows are dealt and where the flags have other defaults than
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import sys
 from typing import Any, NamedTuple
@@ -263,11 +263,15 @@ def register(name: str, about: str = '', source: str = 'your own',
   @register_setting('halves', 'Every second row has a label.', num_clients=10)
   def halves(rng, labels, pool, options):
     owner = rng.integers(0, options.num_clients, labels.size)
-    ...
-    return labeled, unlabeled  # Owners int32[D], -1 for no client.
+    owner = np.where(pool, owner, -1)  # Others are held out.
+    is_labeled = np.arange(labels.size) % 2 == 0
+    return np.where(is_labeled, owner, -1), np.where(is_labeled, -1, owner)
   ```
 
-  `fedjax-ssl train halves --import=FILE.py` trains it.
+  `fedjax-ssl train halves --import=FILE.py` trains it. The function gets a
+  numpy.random.Generator, the labels int[D], which rows may be dealt, bool[D],
+  and the flags; it returns the clients that have a row with its label and
+  without, int[D] each, -1 for none.
 
   Args:
     name: see `core.registry.register`.
@@ -302,6 +306,16 @@ def find(name: str, places: Sequence[str] = ()) -> Setting:
       registry.import_place(place)
   found: Setting = registry.find(SETTINGS, name)
   return found
+
+
+def usual_cohort(values: Mapping[str, Any], given: Collection[str]
+                 ) -> dict[str, int]:
+  """Returns the cohort that nobody gave, as an option; {} for a given one."""
+  clients = values.get('num_clients', config.Config.num_clients)
+  if 'cohort_size' in given or not isinstance(clients, int):
+    return {}
+  return {'cohort_size': min(
+      values.get('cohort_size', config.Config.cohort_size), max(clients, 1))}
 
 
 def is_known(name: str, stored: Mapping[str, Any]) -> bool:

@@ -62,6 +62,8 @@ BAD = {
     'validation_all': (['--validation_fraction=1'],
                        ['validation_fraction=1', '0.9']),
     'cohort': (['--cohort_size=21'], ['--cohort_size=21', '--num_clients=20']),
+    'cohort_of_few': (['--cohort_size=5', '--num_clients=4'],
+                      ['--cohort_size=5', '--num_clients=4: a round has at']),
     'cohort_0': (['--cohort_size=0'], ['cohort_size=0', 'range [1']),
     'clients': (['--num_clients=200'],
                 ['--num_clients=200', '1265', 'at least 10']),

@@ -122,7 +122,8 @@ def test_no_run(finished, tmp_path):
   line = message(tmp_path)
   assert "model 'Net' is unknown. Allowed: " in line and line.endswith(
       'If it is your own, register it first, as in '
-      "fedjax_ssl.task.REGISTRIES['model'].register('Net').")
+      "fedjax_ssl.task.REGISTRIES['model'].register('Net'); a run with "
+      'model="./FILE.py:Net" finds it by itself.')
   for place, value, said in (
       ('task', {'spec': None}, 'another version'),
       ('choices', [], 'config.json is damaged: `choices` is no object')):

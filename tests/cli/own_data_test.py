@@ -77,6 +77,25 @@ def test_clients_that_the_data_name():
     defaults.decided(auto(partition='natural'), (), toy())
 
 
+def test_a_setting_deals_no_row_that_is_held_out():
+  def everything(rng, labels, pool, options):
+    del rng, pool, options
+    return np.zeros(labels.size, np.int32), np.full(labels.size, -1, np.int32)
+  own = settings.Setting('mine', 'Mine.', '', everything, {})
+  with pytest.raises(ValueError, match='setting=mine: .*it deals 2 rows for '
+                     'which pool is False, first row 1: .*where.pool, owner'):
+    runs._owners(own, everything, np.random.default_rng(0), np.arange(5) % 2,
+                 np.array([1, 0, 1, 0, 1], bool), config.Config(num_clients=2))
+
+
+def test_a_cohort_that_nobody_gave_is_no_larger_than_the_federation():
+  asked = {'num_clients': 4, 'cohort_size': 10}
+  assert settings.usual_cohort(asked, ['num_clients']) == {'cohort_size': 4}
+  assert settings.usual_cohort({'num_clients': 40}, ['num_clients']) == {
+      'cohort_size': config.Config.cohort_size}
+  assert not settings.usual_cohort(asked, ['num_clients', 'cohort_size'])
+
+
 def deal(**change):
   options = SimpleNamespace(**{
       'num_clients': 4, 'num_labeled_clients': -1, 'labels_per_class': None,

@@ -123,7 +123,7 @@ def test_tampered_files(tmp_path):
   refuses('hash', labeled=moved)
   twice = arrays['unlabeled'].copy()
   twice[row] = 0
-  refuses('1 rows twice', unlabeled=twice)
+  refuses('1 row twice', unlabeled=twice)
   held = arrays['validation'].copy()
   held[row] = True
   refuses('twice', validation=held)
@@ -157,7 +157,7 @@ def test_files_made_by_hand(tmp_path):
           tasks=[-1, 0, 10**8, -1, -1])
   refuses('names client 3', labeled=np.array([3, -1, -1, 1, 2]))
   refuses(r'int32\[5\]', unlabeled=unlabeled[:4])
-  refuses('rows twice', unlabeled=[0, *unlabeled[1:]])
+  refuses('1 row twice', unlabeled=[0, *unlabeled[1:]])
   refuses('bool', validation=[0] * 5)
   refuses("'lables' is none of", lables=labeled)
   refuses('32 bits', labeled=np.array(labeled) + 2**40)

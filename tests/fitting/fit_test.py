@@ -275,9 +275,14 @@ def test_plot(straight, tmp_path):
                              100 * straight.metrics['accuracy'])
   assert (tmp_path / 'curves.svg').exists()
   assert chart._repr_png_().startswith(b'\x89PNG')
-  with pytest.raises(ValueError, match="Did you mean 'accuracy'[?] There are: "
+  with pytest.raises(ValueError, match="Did you mean 'accuracy'[?] Allowed: "
                      '.*loss'):
     straight.plot('acuracy')
+  with pytest.raises(ValueError, match='nonsense'):
+    straight.plot('accuracy', 'nonsense')
+  lines = straight.plot('accuracy', beside=[straight]).axes[0].lines
+  assert len(lines) == 2
+  np.testing.assert_array_equal(*(line.get_ydata() for line in lines))
 
 
 def test_labels_that_come_by_task_are_not_given_to_all(straight):

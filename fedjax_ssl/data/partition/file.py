@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.core import disk
+from fedjax_ssl.core import descriptions, disk
 from fedjax_ssl.data import files
 
 _FORMAT = 1
@@ -85,8 +85,9 @@ def check_partition(partition: Partition, num_examples: int,
   claims = ((partition.labeled >= 0).astype(int) + (partition.unlabeled >= 0)
             + partition.validation)
   if (claims > 1).any():
-    raise ValueError(f'partition uses {int((claims > 1).sum())} rows twice, '
-                     f'first row {int(np.argmax(claims > 1))}')
+    used = descriptions.count(int((claims > 1).sum()), 'row')
+    raise ValueError(f'partition uses {used} twice, first row '
+                     f'{int(np.argmax(claims > 1))}')
 
 
 def check_tasks(name: str, tasks: np.ndarray) -> None:
