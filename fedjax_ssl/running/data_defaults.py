@@ -7,6 +7,7 @@ from typing import Any
 
 from fedjax_ssl import config, data
 from fedjax_ssl.config import Config
+from fedjax_ssl.running import settings
 
 # Sides that images may be shrunk to.
 _LEAST = 32
@@ -27,9 +28,8 @@ def decided(options: Config, given: Collection[str], dataset: data.Dataset
   shape = dataset.train.inputs.shape[1:]
   changed = {**_words(options, shape), **_clients(options, given, dataset)}
   options = dataclasses.replace(options, **changed)
-  if 'cohort_size' not in given:
-    options = dataclasses.replace(options, cohort_size=min(
-        options.cohort_size, options.num_clients))
+  options = dataclasses.replace(
+      options, **settings.usual_cohort(vars(options), given))
   config.check_cohort(options)
   return options
 
