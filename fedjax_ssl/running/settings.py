@@ -309,7 +309,7 @@ def find(name: str, places: Sequence[str] = ()) -> Setting:
 
 
 def usual_cohort(values: Mapping[str, Any], given: Collection[str]
-                 ) -> dict[str, int]:
+                 ) -> dict[str, Any]:
   """Returns the cohort that nobody gave, as an option; {} for a given one."""
   clients = values.get('num_clients', config.Config.num_clients)
   if 'cohort_size' in given or not isinstance(clients, int):
