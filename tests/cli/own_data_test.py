@@ -13,6 +13,7 @@ from fedjax_ssl import config, data, methods, task
 from fedjax_ssl.running import data_defaults as defaults
 from fedjax_ssl.running import dealing, runs, settings
 from tests.cli import launcher
+from tests.cli import launcher
 
 LABELS = np.arange(400) % 4
 OWNER = (np.arange(400) // 100).astype(np.int32)
@@ -322,3 +323,25 @@ def test_own_data_ends_with_both_bounds_and_a_page(tmp_path):
   assert stored['flags']['partition'] == 'natural'
   assert stored['flags']['num_clients'] == 3
   assert stored['facts']['class_names'] == ['cat', 'dog', 'emu']
+
+
+def test_a_run_of_which_the_data_decided_is_evaluated(tmp_path):
+  """Some rows have no label; the labels that were asked for still count."""
+  draw = np.random.default_rng(0)
+  labels = np.arange(120) % 2
+  images = (100 + 100 * labels[:, None, None] + draw.integers(
+      0, 20, (120, 4, 4))).astype(np.uint8)
+  np.savez(tmp_path / 'mine.npz', x_train=images, x_test=images[:20],
+           y_train=np.where(np.arange(120) < 60, labels, -1),
+           y_test=labels[:20])
+  done = launcher.call(
+      'train', 'own_data', '--dataset=mine', f'--data_dir={tmp_path}',
+      '--labels_per_class=4', '--model=linear', '--num_clients=4',
+      '--local_steps=1', '--unlabeled_batch=4', '--num_rounds=1', '--nobounds',
+      '--noreport', '--weak=none', '--strong=none', '--workdir=run',
+      '--method=fedavg', place=str(tmp_path))
+  assert done.returncode == 0, done.stderr
+  rows = (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()
+  done = launcher.call('evaluate', 'run', place=str(tmp_path))
+  assert done.returncode == 0, done.stderr
+  assert json.loads(done.stdout)['accuracy'] == json.loads(rows[-1])['accuracy']
