@@ -13,7 +13,6 @@ from fedjax_ssl import config, data, methods, task
 from fedjax_ssl.running import data_defaults as defaults
 from fedjax_ssl.running import dealing, runs, settings
 from tests.cli import launcher
-from tests.cli import launcher
 
 LABELS = np.arange(400) % 4
 OWNER = (np.arange(400) // 100).astype(np.int32)
