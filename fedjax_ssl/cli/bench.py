@@ -462,10 +462,8 @@ class _Bench:
     from fedjax_ssl.running import job
     for place in checks.words([*bench_flags.values(self._changed, 'import')]):
       registry.import_place(place)  # It may register the data set.
-    told = {name: [*bench_flags.values(self._changed, name)]
-            for name in ('dataset', 'data_dir', 'split', 'embeddings')}
-    flags = {**self._bed.flags,
-             **{name: found[-1] for name, found in told.items() if found}}
+    flags = {**self._bed.flags, **dict(
+        flag.removeprefix('--').split('=', 1) for flag in self._changed)}
     found = data.load(flags['dataset'],
                       self._args.data_dir or flags.get('data_dir'),
                       split=flags['split'], embeddings=flags.get('embeddings'))

@@ -122,9 +122,9 @@ class Plan(NamedTuple):
     if not method or registry.is_own(method, methods.METHODS):
       return ''
     name = method.partition('(')[0]
-    return '' if name in (
-        methods.METHODS.keys() | methods.METHODS.entry_points()) else (
-            f'method {name} does not exist yet')
+    known = methods.METHODS  # Entry points are looked up for others alone.
+    return '' if name in known or name in known.entry_points() else (
+        f'method {name} does not exist yet')
 
 
 class Step(NamedTuple):

@@ -142,10 +142,12 @@ def at_their_best(runs: Sequence[stored_runs.Run]) -> list[Pair]:
 def _method(config: Mapping[str, Any]) -> str:
   """Returns a method without its knobs; another profile or code is another."""
   name, knobs = registry.parse(config['flags'].get('method', ''))
-  code = config['facts'].get('code') or {}
+  if name == names.PLAIN:
+    return name
   own = {k: v for k, v in knobs.items() if k == 'profile'}
-  return registry.written(name, own) + ''.join(
-      f' {digest}' for _, digest in sorted(code.items()) if name != names.PLAIN)
+  code = sorted((config['facts'].get('code') or {}).items())
+  return ' '.join([registry.written(name, own), *(
+      digest for _, digest in code)])
 
 
 def _highest(runs: Sequence[stored_runs.Run], some: Sequence[int], key: str

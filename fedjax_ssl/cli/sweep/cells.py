@@ -97,6 +97,7 @@ def fingerprint(cell: grid.Cell) -> str:
     if name == '--flagfile':
       with contextlib.suppress(OSError):
         texts.append(pathlib.Path(os.path.expanduser(file)).read_bytes())
+      # Besides its bytes, of which stored fingerprints are, those inside it.
       with contextlib.suppress(ValueError):  # The run refuses it.
         texts += ['\n'.join(lines).encode()
                   for _, lines in [*flagfile_lines.read([arg])][1:]]
