@@ -145,6 +145,8 @@ def test_the_program(capsys):
   assert "profile='fedmatch': tsa='exp'" in whole
   assert 'eta, which rises from 1/C to 1' in ' '.join(whole.split())
   assert 'threshold: float | None' in whole and 'fixmatch' not in whole
+  assert catalog.main(['sign_flip']) == 0  # Named once.
+  assert capsys.readouterr().out.count('1811.03761') == 1
   assert catalog.main(['umda']) == catalog.main(['mehtods', 'uda']) == 2
   errors = capsys.readouterr().err.splitlines()
   assert "Did you mean 'uda'?" in errors[0]

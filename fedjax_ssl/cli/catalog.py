@@ -143,7 +143,8 @@ def show(group: str, found: Group, width: int = 79, whole: bool = False
       lines += textwrap.wrap(
           f'      {option.name}{kind}{default}   {option.text}', width,
           subsequent_indent='          ')
-    for source in entry.sources:
+    said = ' '.join(entry.text.split()) if whole else ''
+    for source in (one for one in entry.sources if one not in said):
       lines += textwrap.wrap(f'      source: {source}', width,
                              subsequent_indent='          ',
                              break_long_words=False, break_on_hyphens=False)

@@ -66,7 +66,7 @@ def source(given: Any) -> Source:
     raise TypeError(f'dataset must be {_TAKES}, not {type(given).__name__}.')
   if why := files.unfit(given):
     raise TypeError(f'dataset must be {_TAKES}; {why}.')
-  return Source('arrays', _of_arrays(given), unread=command.READING)
+  return Source(datasets.ARRAYS, _of_arrays(given), unread=command.READING)
 
 
 def _of_arrays(given: Mapping[str, Any]) -> data.Dataset:
@@ -80,7 +80,7 @@ def _of_arrays(given: Mapping[str, Any]) -> data.Dataset:
        for part, key in names.items()},
       {key: as_array(key, given[key]) for key in files.BESIDE if key in given})
   owner, clients = made.owners()
-  return _dataset('arrays', made.parts)._replace(
+  return _dataset(datasets.ARRAYS, made.parts)._replace(
       owner=owner, client_names=clients, class_names=made.class_names)
 
 
@@ -121,7 +121,8 @@ def _of_federation(given: Federation) -> Source:
   if ((labeled >= 0) & (unlabeled >= 0)).any():
     raise ValueError('a row of the federation is both labeled and unlabeled.')
   return Source(
-      'federation', _dataset('federation', parts, given.num_classes),
+      datasets.FEDERATION,
+      _dataset(datasets.FEDERATION, parts, given.num_classes),
       data.partition.make_partition(labeled, unlabeled, tasks=tasks), {
           'num_clients': count, 'labels_per_class': None,
           'labeled_fraction': None,

@@ -19,6 +19,7 @@ from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import FieldError
 from fedjax_ssl.core import checks, descriptions, noting, optimizers, registry
 from fedjax_ssl.core.types import Shard
+from fedjax_ssl.methods.parts import aggregators
 from fedjax_ssl.running import settings
 from fedjax_ssl.training import environment, runner
 
@@ -251,6 +252,13 @@ def _attacked(job: Job) -> str:
   return f'{job.spec.attack} by clients {" and ".join(said)}' if said else ''
 
 
+def _few_updates(job: Job) -> str:
+  """Says that cohorts are too small for what the rule promises; else ''."""
+  said = (aggregators.too_few(job.spec.aggregator, size)
+          for _, size in job.cohorts)
+  return '; '.join(dict.fromkeys(filter(None, said)))
+
+
 def _open_bounds(job: Job) -> str:
   """Says that bounds learn labels that the method keeps private; else ''."""
   from fedjax_ssl.report import study
@@ -277,4 +285,4 @@ def _switched_off(job: Job) -> str:
 # Each takes the job and returns a note for the line, or ''.
 NOTES: tuple[Callable[[Job], str], ...] = (
     _unseen, _natural, _rows_left_out, _without_rows, _schedules, _attacked,
-    _open_bounds, _own_knobs, _switched_off)
+    _few_updates, _open_bounds, _own_knobs, _switched_off)

@@ -137,6 +137,22 @@ def test_what_a_knob_switches_off_is_said():
     assert notes == [f'{method}: {said}' if said else '']
 
 
+@pytest.mark.parametrize('rule, size, said', [
+    ('krum', 4, 'krum promises nothing for 4 updates: with 1 hostile there '
+     'must be 5'),
+    ('krum', 5, ''), ('krum', 6, 'with 2 hostile there must be 7'),
+    ('krum(share=0)', 2, 'with 0 hostile there must be 3'),
+    ('krum(share=0.49)', 100, 'with 49 hostile there must be 101'),
+    ('multi_krum', 1, 'multi_krum promises nothing for 1 update:'),
+    ('multi_krum(share=0)', 1, ''), ('median', 1, ''), ('mean', 1, '')])
+def test_a_rule_says_that_a_cohort_is_too_small_for_it(rule, size, said):
+  got = start_line._few_updates(stub(
+      spec=fedjax_ssl.TaskSpec(10, (8, 8, 1), aggregator=rule),
+      cohorts=[(1, size), (1, size)]))
+  assert said in got and bool(said) == bool(got)
+  assert got.count('promises') <= 1
+
+
 SPANS = 'the schedule, {}, spans 4 of 6 rounds, of which the last has {} of'
 
 

@@ -199,6 +199,14 @@ def test_missing_file_says_what_to_do_without_tfds(tmp_path, monkeypatch):
     datasets.load('emnist')
 
 
+@pytest.mark.parametrize('name', ['arrays', 'federation'])
+def test_data_that_fit_was_given_are_in_no_file(tmp_path, name):
+  """A flagfile that `fit` wrote has such a name."""
+  with pytest.raises(datasets.DataError, match='call it again with these data'):
+    datasets.load(name, tmp_path)
+  assert datasets.load(name, _save(tmp_path, name, **_parts())).name == name
+
+
 def test_moments_are_those_of_the_pixels(tmp_path):
   parts = _parts(shape=(4, 5, 3))
   parts['x_train'][..., 1] = 7

@@ -109,6 +109,8 @@ def _strange(place: pathlib.Path) -> None:
        'images without a label lie in train/unlabeled/') for name in (
            'unlabeled', 'Unlabelled', 'train/unlabelled', 'train/Unlabeled',
            'test/unlabeled')),
+    (lambda place: (place / 'train/cow').mkdir(), 'train/cow holds no image '
+     'to train on; add some, or remove the class'),
     (lambda place: (place / 'train/-1').mkdir(), '-1 would be the class -1, '
      'the mark of a row without label; such rows lie in train/unlabeled/'),
     (_deep, 'x.tif has pixels of 32 bits; save it with 8'),

@@ -24,6 +24,8 @@ __all__ = ('DATASETS', 'DATA_DIR', 'DataError', 'Dataset', 'load', 'register',
 NAME = r'\w[\w.+-]{0,99}'  # Of a data set, its file without the end.
 # Environment variable: the folder of data sets.
 DATA_DIR = 'FEDJAX_SSL_DATA'
+# What `fit` calls the data that it was given in place of a name.
+ARRAYS, FEDERATION = 'arrays', 'federation'
 
 # Mean and standard deviation of each channel, as the papers' codes use them:
 # FedDure for CIFAR-10, RSCFed for CIFAR-100 and ISIC. Others are computed.
@@ -327,6 +329,11 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
       return folder.read(path.parent / name)
     advice = f'data set {name!r} not found: there is no {path}'
   _refuse_path(name)
+  if name in (ARRAYS, FEDERATION):
+    raise DataNameError(
+        'dataset', name, f'data set {name!r} not found: so a run is marked that '
+        'fedjax_ssl.fit made of data given in Python; call it again with these '
+        'data')
   advice += (' (keys x_train, y_train, x_test, y_test; uint8 images), or a '
              '.csv of that name (columns text and label), or a folder of that '
              'name (train/CLASS/*.png and test/CLASS/*.png)')

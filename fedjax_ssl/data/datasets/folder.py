@@ -45,7 +45,8 @@ def read(path: pathlib.Path) -> files.Source:
 
   Raises:
     DataError: if a part is missing, or holds anything but images of one size
-      in folders, or a class is called -1, the mark of a row without label.
+      in folders, or a class to train on has none, or is called -1, the mark of
+      a row without label.
   """
   parts: dict[str, tuple[list[np.ndarray], list[str]]] = {}
   folders = {'train': 'train', 'test': 'test'}  # By part, as they are called.
@@ -62,7 +63,7 @@ def read(path: pathlib.Path) -> files.Source:
                       'one')
     images, labels = parts.setdefault(part, ([], []))
     folders[part] = folder.name
-    for file in _files(folder):
+    for file in _files(folder, part):
       image = _image(file)
       shape = shape or image.shape[:2]
       if image.shape[:2] != shape:
@@ -93,7 +94,7 @@ def _check_unlabeled(folder: pathlib.Path) -> None:
                     f'train/{_UNLABELED}/')
 
 
-def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+def _files(folder: pathlib.Path, part: str) -> Iterator[pathlib.Path]:
   """Yields the images of a part, by class and name."""
   for one in _within(folder):
     if not one.is_dir():
@@ -104,7 +105,11 @@ def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
       raise DataError(f'{one} would be the class {names_lib.NONE}, the mark of '
                       f'a row without label; such rows lie in '
                       f'train/{_UNLABELED}/')
-    for file in _within(one):
+    held = _within(one)
+    if not held and part == 'train' and one.name != _UNLABELED:
+      raise DataError(f'{one} holds no image to train on; add some, or remove '
+                      'the class')
+    for file in held:
       if file.suffix.lower() not in _ENDINGS:
         raise DataError(f'{file} is no image; allowed are '
                         f'{", ".join(sorted(_ENDINGS))}')

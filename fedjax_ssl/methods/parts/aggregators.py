@@ -5,12 +5,21 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import inspect
+import math
 from typing import Any
 
 import jax
 
 from fedjax_ssl import aggregation
-from fedjax_ssl.core import blame, checks, knobs, registry, tree
+from fedjax_ssl.core import (
+  blame,
+  checks,
+  choices,
+  descriptions,
+  knobs,
+  registry,
+  tree,
+)
 from fedjax_ssl.core.types import PyTree
 
 Rule = Callable[[PyTree, jax.Array], PyTree]
@@ -165,6 +174,25 @@ def make(text: str) -> Rule | None:
     return rule
   blame.check('aggregator', text, made, callable(made), 'rule')
   return _Own(made, text)
+
+
+def too_few(text: str, size: int) -> str:
+  """Says that a rule's promise needs a larger cohort; '' if it does not.
+
+  Args:
+    text: see `make`.
+    size: of a cohort.
+  """
+  name, _ = registry.parse(text)
+  if name not in ('krum', 'multi_krum') or _is_own(text):
+    return ''
+  share = choices.resolved(text, AGGREGATORS)['share']
+  hostile = math.ceil(share * size - 1e-3)  # As `aggregation.krum` rounds.
+  needed = 2 * hostile + 3
+  if size >= needed or name == 'multi_krum' and not share:
+    return ''
+  return (f'{text} promises nothing for {descriptions.count(size, "update")}: '
+          f'with {hostile} hostile there must be {needed}')
 
 
 def _is_own(text: str) -> bool:
