@@ -331,9 +331,9 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
   _refuse_path(name)
   if name in (ARRAYS, FEDERATION):
     raise DataNameError(
-        'dataset', name, f'data set {name!r} not found: so a run is marked that '
-        'fedjax_ssl.fit made of data given in Python; call it again with these '
-        'data')
+        'dataset', name, f'data set {name!r} not found: so a run is marked '
+        'that fedjax_ssl.fit made of data given in Python; call it again with '
+        'these data')
   advice += (' (keys x_train, y_train, x_test, y_test; uint8 images), or a '
              '.csv of that name (columns text and label), or a folder of that '
              'name (train/CLASS/*.png and test/CLASS/*.png)')
