@@ -405,6 +405,8 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
   if values.get('partition_file') and 'partition' not in given:
     values['partition'] = 'setting'
   options = Config(**values)
+  if options.partition == 'setting':  # Others get num_clients from the data.
+    options = with_cohort(options, given)
   _check_together(options)
   return options
 
@@ -457,9 +459,7 @@ def _check_together(options: Config) -> None:
   for name in ('coordinator_address', 'num_processes', 'process_id'):
     if getattr(options, name) is not None and not options.distributed:
       raise FieldError(name, getattr(options, name), 'needs distributed.')
-  if options.partition == 'setting':  # Others get num_clients from the data.
-    check_cohort(options)
-  elif options.partition_file:
+  if options.partition != 'setting' and options.partition_file:
     raise FieldError('partition', options.partition, 'the file says whose row '
                      'is whose; give one of them.',
                      partition_file=options.partition_file)
@@ -471,11 +471,18 @@ def _check_together(options: Config) -> None:
     _check_profile(options.method, options.profile)
 
 
-def check_cohort(options: Config) -> None:
-  """Raises FieldError for a round with more clients than there are."""
-  if options.cohort_size > options.num_clients:
+def with_cohort(options: Config, given: Collection[str]) -> Config:
+  """Returns the options; a cohort that nobody gave has at most all clients.
+
+  Raises:
+    FieldError: for a given one of more.
+  """
+  if options.cohort_size <= options.num_clients:
+    return options
+  if 'cohort_size' in given:
     raise FieldError('cohort_size', options.cohort_size, 'a round has at most '
                      'all clients.', num_clients=options.num_clients)
+  return dataclasses.replace(options, cohort_size=options.num_clients)
 
 
 def _check_profile(method: str, profile: str) -> None:

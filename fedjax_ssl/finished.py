@@ -162,8 +162,8 @@ class Run(NamedTuple):
       how = (' Dataset.encode makes tokens of texts.'
              if given.dtype.kind in 'OU' and len(shape) == 1 else
              ' One alone goes as x[None].'
-             if given.shape == shape or len(shape) == 3 and (
-                 given.shape == shape[:2]) else '')
+             if given.shape == shape or shape[-1] == 1 and (
+                 given.shape == shape[:-1]) else '')
       raise ValueError(f'inputs must be of shape [{sizes}], not '
                        f'{list(given.shape)}.{how}')
     if len(shape) == 3 and given.size and given.dtype != np.uint8:

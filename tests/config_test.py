@@ -72,7 +72,7 @@ def test_a_range_is_the_same_everywhere(name):
 
 def test_a_field_is_named_as_a_flag_or_as_in_python():
   with pytest.raises(config.FieldError) as refused:
-    config.resolve({'cohort_size': 9, 'num_clients': 8})
+    config.resolve({'cohort_size': 9, 'num_clients': 8}, ['cohort_size'])
   assert str(refused.value) == (
       'cohort_size=9 and num_clients=8: a round has at most all clients.')
   assert refused.value.text('--').startswith(

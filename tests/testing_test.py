@@ -164,7 +164,9 @@ def test_what_another_process_would_draw_again_is_found():
                        'clients does not hold.*jax.random from the key'):
       testing.check_method(weighing(drawn), places=['clients'], laws=laws)
   odd, key = np.array([np.nan, 1.]), jax.random.key(7)
+  short = odd.astype(jnp.bfloat16)
   for sound in (lambda: lambda: jnp.nanmean(jnp.asarray(odd)),
+                lambda: lambda: jnp.nanmean(jnp.asarray(short)).astype(float),
                 lambda: lambda: jax.random.uniform(key)):
     testing.check_method(weighing(sound), places=['clients'], laws=laws)
 

@@ -460,10 +460,10 @@ class _Bench:
   def _data(self) -> _Data:
     """Reads the bed's data set."""
     from fedjax_ssl.running import job
-    for place in checks.words([*bench_flags.values(self._changed, 'import')]):
+    changed = bench_flags.pairs(self._changed)
+    for place in checks.words([v for name, v in changed if name == 'import']):
       registry.import_place(place)  # It may register the data set.
-    flags = {**self._bed.flags, **dict(
-        flag.removeprefix('--').split('=', 1) for flag in self._changed)}
+    flags = {**self._bed.flags, **dict(changed)}
     found = data.load(flags['dataset'],
                       self._args.data_dir or flags.get('data_dir'),
                       split=flags['split'], embeddings=flags.get('embeddings'))

@@ -1,7 +1,6 @@
 """Flags behind `--`, which all runs of a bench have besides the bed's."""
 from __future__ import annotations
 
-from collections.abc import Iterator
 import json
 import pathlib
 
@@ -21,7 +20,7 @@ def check(flags: tuple[str, ...]) -> None:
     if flag.startswith('--flagfile='):
       raise ValueError(f'{flag} cannot be given behind --: give the flags '
                        'that it holds.')
-    if flag[2:].partition('=')[0] in OWN:
+    if flag.removeprefix('--').partition('=')[0] in OWN:
       raise ValueError(f'{flag} cannot be given behind --: the bench itself '
                        f'sets {", ".join(OWN)}.')
 
@@ -61,9 +60,7 @@ def keep(out: pathlib.Path, flags: tuple[str, ...]) -> None:
   disk.replace(out / _FILE, (json.dumps(flags) + '\n').encode())
 
 
-def values(flags: tuple[str, ...], name: str) -> Iterator[str]:
-  """Yields the values of a flag, in the order given."""
-  for flag in flags:
-    word, _, value = flag[2:].partition('=')
-    if word == name:
-      yield value
+def pairs(flags: tuple[str, ...]) -> list[tuple[str, str]]:
+  """Returns names and values, in the order given; a name may come twice."""
+  return [(name, value) for name, _, value in (
+      flag.removeprefix('--').partition('=') for flag in flags)]

@@ -84,10 +84,11 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
           f'--method={given["method"]} --profile={given["profile"]}', 1)
   elif isinstance(error, OSError) and error.errno in _OF_A_NAME:
     name = str(error.filename)
-    near = [f'--{checks.flag(flag)}={value}' for flag, value in given.items()
+    near = [(len(value), f'--{checks.flag(flag)}={value}')
+            for flag, value in given.items()
             if value and isinstance(value, str)
             and f'{name}/'.startswith(f'{value.rstrip("/")}/')]
-    text = f'{max(near, key=len, default=name)} cannot be used: ' + (
+    text = f'{max(near, default=(0, name))[1]} cannot be used: ' + (
         f'{error.strerror}.')
   elif blame.is_full(error):
     text = (f'The memory of a device is full ({text.splitlines()[0]}). '

@@ -108,8 +108,6 @@ def options(setting: str = '', script: str = '') -> config.Config:
              and not config.OPTIONS[name].this_start}
     stored_options.check(folder, taken)
     found |= taken
-  else:
-    found |= settings.usual_cohort(found, given)
   known = settings.SETTINGS.get(setting)
   if (known and known.any_data and not FLAGS.eval_only
       and 'dataset' not in given):

@@ -33,8 +33,9 @@ def _read(words: Sequence[str], place: str, outer: tuple[str, ...],
     if word == '--' and not place:  # What follows are no flags.
       return
     flag, equals, name = word.strip().lstrip('-').partition('=')
-    if not word.strip().startswith('-') or (
-        flag.split()[:1] != ['flagfile']):
+    # In a file a space may part the two, which absl says of a command's word.
+    known = flag.split()[:1] == ['flagfile'] if place else flag == 'flagfile'
+    if not word.strip().startswith('-') or not known:
       continue
     # absl would leave it out.
     if place and not word.startswith(('-flagfile=', '--flagfile=')):

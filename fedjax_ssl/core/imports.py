@@ -82,6 +82,11 @@ def is_file(place: str) -> bool:
   return place.endswith('.py') or os.sep in place or place.startswith('~')
 
 
+def name_of(place: str) -> str:
+  """Returns a file's name without its folder, or a module's as it is."""
+  return os.path.basename(place) if is_file(place) else place
+
+
 def absolute(place: str) -> str:
   """Returns a file's absolute path, or a module's name as it is.
 

@@ -194,17 +194,16 @@ class Run:
       A figure of matplotlib, which notebooks show.
 
     Raises:
-      ValueError: for a metric that none of the runs has measured.
+      ValueError: for what is no metric, with one number a round, of any of the
+        runs.
     """
     rows: dict[str, list[list[summary.Row]]] = {}
     for run in (self, *self.bounds.values(), *beside):
       called = itertools.chain(
           [run.name], (f'{run.name} ({i})' for i in itertools.count(2)))
       rows[next(name for name in called if name not in rows)] = run._rows
-    known = {name for seeds in rows.values() for seed in seeds
-             for row in seed for name in row}
     for panel in panels:
-      checks.check('metric', panel, known)
+      checks.check('metric', panel, summary.drawable(rows))
     chart = summary.curves(rows, panels=panels or ('accuracy', 'loss'))
     if path is not None:
       chart.savefig(path, dpi=150)

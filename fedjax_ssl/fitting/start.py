@@ -215,8 +215,6 @@ def _resolved(given: dict[str, Any], stored: Mapping[str, Any],
                if name in config.OPTIONS and name != 'bounds'
                and not config.OPTIONS[name].this_start}
   values |= given
-  if not stored:
-    values |= settings.usual_cohort(values, given)
   return config.resolve(values, given)
 
 

@@ -90,8 +90,8 @@ def plan(configs: Sequence[Config], folders: Sequence[Sequence[str]],
 def setting_of(config: Config) -> tuple[tuple[str, str], ...]:
   """Returns what runs must share for their methods to be compared.
 
-  That is program, data and all flags but those that are tuned or name files of
-  a user's code.
+  That is program, data and all flags but those that are tuned or choose the
+  method, with the code of networks, views and the like.
 
   Raises:
     ValueError: if the configuration is damaged.
@@ -100,9 +100,34 @@ def setting_of(config: Config) -> tuple[tuple[str, str], ...]:
             *flag_kinds.NOT_THE_CELL}
   return (('program', command.program_of(config)),
           ('data', str(config['facts'].get('data_hash'))),
+          *sorted((name, digest) for name, digest in code_of(config)
+                  if name in _beside_the_method(config)),
           *sorted((name, _text(value))
                   for name, value in config['flags'].items()
                   if name not in others))
+
+
+def method_of(config: Config) -> str:
+  """Returns a method without its knobs; another profile or code is another."""
+  name, knobs = registry.parse(config['flags'].get('method', ''))
+  if name == PLAIN:
+    return name
+  own = {k: v for k, v in knobs.items() if k == 'profile'}
+  return ' '.join([registry.written(name, own), *(
+      digest for place, digest in code_of(config)
+      if place not in _beside_the_method(config))])
+
+
+def code_of(config: Config) -> list[tuple[str, str]]:
+  """Returns the digests of a run's own code, by file name or module."""
+  return sorted((config['facts'].get('code') or {}).items())
+
+
+def _beside_the_method(config: Config) -> set[str]:
+  """Names of the files and modules that other flags than --method name."""
+  return {imports.name_of(place) for place in imports.places(
+      str(config['flags'].get(name) or '') for name in imports.TEXTS
+      if name != 'method')}
 
 
 def short(texts: Iterable[str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Differences between runs of the same seeds, with their intervals."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import contextlib
 import math
 from typing import Any, NamedTuple
@@ -112,17 +112,18 @@ def references(runs: Sequence[stored_runs.Run], plan: names.Plan,
 def at_their_best(runs: Sequence[stored_runs.Run]) -> list[Pair]:
   """Pairs every method with FedAvg, each with the best of what was tried.
 
-  That is the run with the highest final validation accuracy, of those with the
-  most seeds that differ in `flag_kinds.TUNED` and in knobs alone; the test
-  accuracy chooses where a method has no validation rows. Runs with all labels
-  are left out, and settings in which each method was tried once.
+  That is the run with the highest final validation accuracy, of those that
+  differ in `flag_kinds.TUNED` and in knobs alone, and of these the ones with
+  the most rounds, then seeds; the test accuracy chooses where a method has no
+  validation rows. Runs with all labels are left out, and settings in which each
+  method was tried once.
   """
   tried: dict[Any, dict[str, list[int]]] = {}
   for i, run in enumerate(runs):
     with contextlib.suppress(ValueError):  # Of a damaged method.
       if not _is_bound(run):
         tried.setdefault(names.setting_of(run.config), {}).setdefault(
-            _method(run.config), []).append(i)
+            names.method_of(run.config), []).append(i)
   found = []
   for methods in tried.values():
     plain = methods.pop(names.PLAIN, [])
@@ -139,22 +140,11 @@ def at_their_best(runs: Sequence[stored_runs.Run]) -> list[Pair]:
   return found
 
 
-def _method(config: Mapping[str, Any]) -> str:
-  """Returns a method without its knobs; another profile or code is another."""
-  name, knobs = registry.parse(config['flags'].get('method', ''))
-  if name == names.PLAIN:
-    return name
-  own = {k: v for k, v in knobs.items() if k == 'profile'}
-  code = sorted((config['facts'].get('code') or {}).items())
-  return ' '.join([registry.written(name, own), *(
-      digest for _, digest in code)])
-
-
 def _highest(runs: Sequence[stored_runs.Run], some: Sequence[int], key: str
              ) -> int | None:
-  """Returns which run has the highest mean, of those with the most seeds."""
-  most = max(len(runs[i].seeds) for i in some)
-  means = {i: mean for i in some if len(runs[i].seeds) == most
+  """Returns which run has the highest mean, of those that went furthest."""
+  done = {i: (runs[i].rounds, len(runs[i].seeds)) for i in some}
+  means = {i: mean for i in some if done[i] == max(done.values())
            and (mean := _mean(runs[i], key)) is not None}
   return max(means, key=lambda i: means[i], default=None)
 

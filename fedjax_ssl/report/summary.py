@@ -263,8 +263,7 @@ def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss')) -> Any:
            for panel in panels}
   drawn = {panel: lines for panel, lines in drawn.items() if lines}
   if not drawn:
-    known = sorted({name for seeds in runs.values() for rows in seeds
-                    for row in rows for name in row} - {'round'})
+    known = drawable(runs)
     near = checks.near(panels[0], known) if len(panels) == 1 else ''
     raise ValueError(f'No run has any of panels={list(panels)}.{near} There '
                      f'are: {", ".join(known) or "none"}.')
@@ -407,6 +406,14 @@ def curve(seeds: Sequence[Sequence[Row]], name: str
   rounds = sorted(set.intersection(*map(set, series))) if series else []
   return (np.array(rounds), np.array(
       [[s[r] for r in rounds] for s in series], np.float64)) if rounds else None
+
+
+def drawable(runs: Runs) -> list[str]:
+  """Returns the metrics that `curves` has something to draw of, sorted."""
+  known = {name for seeds in runs.values() for rows in seeds for row in rows
+           for name in row} - {'round', 'seed'}
+  return sorted(name for name in known if any(
+      curve(seeds, name) is not None for seeds in runs.values()))
 
 
 def as_they_are(chart: Any) -> None:

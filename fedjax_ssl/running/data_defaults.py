@@ -7,7 +7,6 @@ from typing import Any
 
 from fedjax_ssl import config, data
 from fedjax_ssl.config import Config
-from fedjax_ssl.running import settings
 
 # Sides that images may be shrunk to.
 _LEAST = 32
@@ -27,11 +26,7 @@ def decided(options: Config, given: Collection[str], dataset: data.Dataset
   """
   shape = dataset.train.inputs.shape[1:]
   changed = {**_words(options, shape), **_clients(options, given, dataset)}
-  options = dataclasses.replace(options, **changed)
-  options = dataclasses.replace(
-      options, **settings.usual_cohort(vars(options), given))
-  config.check_cohort(options)
-  return options
+  return config.with_cohort(dataclasses.replace(options, **changed), given)
 
 
 def _words(options: Config, shape: tuple[int, ...]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.config import FieldError
+from fedjax_ssl.core import descriptions
 
 Deal = Callable[..., tuple[np.ndarray, ...]]
 
@@ -231,8 +232,10 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
   rows = int(where.sum())
   if least > rows:  # Fewer clients do not help.
     most = rows // options.num_clients
-    raise FieldError('min_size', least, f'there are {rows} rows to deal; give '
-                     f'{f"{most} or less" if most else 0}.')
+    raise FieldError(
+        'min_size', least, f'there {"is" if rows == 1 else "are"} '
+        f'{descriptions.count(rows, "row")} to deal; give '
+        f'{f"{most} or less" if most else 0}.')
   if options.num_clients * least > rows:
     raise FieldError(
         'num_clients', options.num_clients, f'too many for {rows} rows to '

@@ -6,7 +6,7 @@ A setting says how rows are dealt and where the flags have other defaults than
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import sys
 from typing import Any, NamedTuple
@@ -306,16 +306,6 @@ def find(name: str, places: Sequence[str] = ()) -> Setting:
       registry.import_place(place)
   found: Setting = registry.find(SETTINGS, name)
   return found
-
-
-def usual_cohort(values: Mapping[str, Any], given: Collection[str]
-                 ) -> dict[str, Any]:
-  """Returns the cohort that nobody gave, as an option; {} for a given one."""
-  clients = values.get('num_clients', config.Config.num_clients)
-  if 'cohort_size' in given or not isinstance(clients, int):
-    return {}
-  return {'cohort_size': min(
-      values.get('cohort_size', config.Config.cohort_size), max(clients, 1))}
 
 
 def is_known(name: str, stored: Mapping[str, Any]) -> bool:

@@ -54,4 +54,4 @@ def _is_equal(x: Any, y: Any) -> bool:
     x, y = map(jax.random.key_data, (x, y))
   x, y = map(np.asarray, (x, y))
   return x.dtype == y.dtype and np.array_equal(
-      x, y, equal_nan=np.issubdtype(x.dtype, np.inexact))
+      x, y, equal_nan=jnp.issubdtype(x.dtype, jnp.inexact))

@@ -71,7 +71,7 @@ def begun(folder: pathlib.Path, now: Mapping[str, str],
   """
   ours, theirs = ({k: v for k, v in code.items() if k.endswith('.py')}
                   for code in (now, was))
-  named = {_name(place) for place in imports.places(
+  named = {imports.name_of(place) for place in imports.places(
       str(flags.get(name) or '') for name in imports.TEXTS)}
   for name in sorted({*ours, *theirs} - (named - {*ours})):
     if ours.get(name) == theirs.get(name):
@@ -96,11 +96,7 @@ def same_name(now: str, was: str) -> bool:
   if first is None or second is None:
     return now == was
   return (first.name == second.name
-          and _name(first.place) == _name(second.place))
-
-
-def _name(place: str) -> str:
-  return os.path.basename(place) if imports.is_file(place) else place
+          and imports.name_of(first.place) == imports.name_of(second.place))
 
 
 def found_again(config: Mapping[str, Any], folder: str | os.PathLike[str],

@@ -90,10 +90,19 @@ def test_a_setting_deals_no_row_that_is_held_out():
 
 def test_a_cohort_that_nobody_gave_is_no_larger_than_the_federation():
   asked = {'num_clients': 4, 'cohort_size': 10}
-  assert settings.usual_cohort(asked, ['num_clients']) == {'cohort_size': 4}
-  assert settings.usual_cohort({'num_clients': 40}, ['num_clients']) == {
-      'cohort_size': config.Config.cohort_size}
-  assert not settings.usual_cohort(asked, ['num_clients', 'cohort_size'])
+  assert config.resolve(asked, ['num_clients']).cohort_size == 4
+  assert config.resolve({'num_clients': 40}, ['num_clients']).cohort_size == (
+      config.Config.cohort_size)
+  with pytest.raises(config.FieldError, match='at most all clients'):
+    config.resolve(asked, ['num_clients', 'cohort_size'])
+
+
+def test_a_settings_cohort_waits_for_the_number_that_the_data_name():
+  many = config.Config.num_clients + 3
+  asked = config.resolve({'partition': 'natural', 'cohort_size': many - 1})
+  for clients, cohort in ((many, many - 1), (3, 3)):
+    named = toy(owner=np.arange(many) % clients)
+    assert defaults.decided(asked, (), named).cohort_size == cohort
 
 
 def deal(**change):

@@ -280,6 +280,9 @@ def test_plot(straight, tmp_path):
     straight.plot('acuracy')
   with pytest.raises(ValueError, match='nonsense'):
     straight.plot('accuracy', 'nonsense')
+  for name in ('round', 'per_class_accuracy'):  # A number a round is drawn.
+    with pytest.raises(ValueError, match=f"'{name}'.* Allowed: "):
+      straight.plot('accuracy', name)
   lines = straight.plot('accuracy', beside=[straight]).axes[0].lines
   assert len(lines) == 2
   np.testing.assert_array_equal(*(line.get_ydata() for line in lines))

@@ -72,6 +72,36 @@ def test_without_validation_rows_the_test_rows_choose(tmp_path):
                                   for run in found])
 
 
+def _with_net(run: stored_runs.Run, digest: str) -> stored_runs.Run:
+  """The run with a network of a user's, whose file has this digest."""
+  config = {**run.config}
+  return dataclasses.replace(run, config=config | {
+      'flags': config['flags'] | {'model': '/x/net.py:Net'},
+      'facts': config['facts'] | {'code': {'net.py': digest}}})
+
+
+def test_methods_are_compared_on_one_network(tmp_path):
+  """An edited one is another; the same one makes no other method."""
+  tried = {('fedavg', .1): .5, ('fedavg', .01): .9, ('uda', .1): .6,
+           ('uda', .01): .3}
+  one, better, *others = _tuned(tmp_path, tried)
+  runs = [_with_net(one, 'a'), _with_net(better, 'b'),
+          *(_with_net(run, 'a') for run in others)]
+  assert [pair[:2] for pair in pairs.at_their_best(runs)] == [(2, 0)]
+  runs[1] = _with_net(better, 'a')
+  assert [pair[:2] for pair in pairs.at_their_best(runs)] == [(2, 1)]
+
+
+def test_a_run_that_has_stopped_is_not_the_best(tmp_path):
+  found = _tuned(tmp_path, {('fedavg', .1): .5, ('uda', .1): .9,
+                            ('uda', .01): .8})
+  stopped = dataclasses.replace(found[1], seeds=[
+      [row | {'round': 6} for row in rows] for rows in found[1].seeds])
+  assert stopped.rounds < found[2].rounds
+  best, = pairs.at_their_best([found[0], stopped, found[2]])
+  assert best[:2] == (2, 0)
+
+
 @pytest.mark.parametrize('change, value', [
     ('origin', {'setting': 'cifar_dirdir'}), ('data_hash', 'e'),
     ('flags', {'alpha': .1}), ('seeds', 1)])

@@ -86,7 +86,9 @@ def is_experiment(script: str) -> bool:
 def fingerprint(cell: grid.Cell) -> str:
   """Returns a hash of what the grid asks for, and of the flagfiles' texts.
 
-  It is the same from every folder and for every place of the repository.
+  It is the same from every folder and for every place of the repository. Where
+  a flagfile names another by a relative path, that is read from the current
+  folder, as the run does.
   """
   # The name that sweeps used before there were settings.
   name = (f'experiments/{cell.setting}.py' if cell.setting
@@ -99,7 +101,7 @@ def fingerprint(cell: grid.Cell) -> str:
         texts.append(pathlib.Path(os.path.expanduser(file)).read_bytes())
       # Besides its bytes, of which stored fingerprints are, those inside it.
       with contextlib.suppress(ValueError):  # The run refuses it.
-        texts += ['\n'.join(lines).encode()
+        texts += ['\n'.join(['\0', *lines]).encode()
                   for _, lines in [*flagfile_lines.read([arg])][1:]]
     words.append(normal(arg))
   return hashlib.sha256(

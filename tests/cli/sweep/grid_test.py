@@ -183,6 +183,12 @@ def test_a_cell_is_another_with_another_flagfile_inside(tmp_path):
     return cells_lib.fingerprint(grid.Cell(
         'x', '', (f'--flagfile={outer}',), 'digits_dirdir'))
   assert mark('--x=1\n') == mark('--x=1\n') != mark('--x=2\n')
+  more = tmp_path / 'more.flags'
+  outer.write_text(f'--flagfile={inner}\n--flagfile={more}\n')
+  def marks(text, rest):
+    more.write_text(rest)
+    return mark(text)
+  assert marks('--x=1', '0') != marks('--x=10', '')  # Where one ends counts.
 
 
 def test_every_flagfile_finds_its_script():
