@@ -74,10 +74,11 @@ def test_without_validation_rows_the_test_rows_choose(tmp_path):
 
 def _with_net(run: stored_runs.Run, digest: str) -> stored_runs.Run:
   """The run with a network of a user's, whose file has this digest."""
-  config = {**run.config}
-  return dataclasses.replace(run, config=config | {
-      'flags': config['flags'] | {'model': '/x/net.py:Net'},
-      'facts': config['facts'] | {'code': {'net.py': digest}}})
+  config = run.config
+  return dataclasses.replace(run, config={
+      **config,
+      'flags': {**config['flags'], 'model': '/x/net.py:Net'},
+      'facts': {**config['facts'], 'code': {'net.py': digest}}})
 
 
 def test_methods_are_compared_on_one_network(tmp_path):
