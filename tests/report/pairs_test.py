@@ -97,7 +97,7 @@ def test_a_run_that_has_stopped_is_not_the_best(tmp_path):
   found = _tuned(tmp_path, {('fedavg', .1): .5, ('uda', .1): .9,
                             ('uda', .01): .8})
   stopped = dataclasses.replace(found[1], seeds=[
-      [row | {'round': 6} for row in rows] for rows in found[1].seeds])
+      [{**row, 'round': 6} for row in rows] for rows in found[1].seeds])
   assert stopped.rounds < found[2].rounds
   best, = pairs.at_their_best([found[0], stopped, found[2]])
   assert best[:2] == (2, 0)
