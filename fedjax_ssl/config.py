@@ -477,12 +477,11 @@ def with_cohort(options: Config, given: Collection[str]) -> Config:
   Raises:
     FieldError: for a given one of more.
   """
-  if options.cohort_size <= options.num_clients:
-    return options
-  if 'cohort_size' in given:
-    raise FieldError('cohort_size', options.cohort_size, 'a round has at most '
-                     'all clients.', num_clients=options.num_clients)
-  return dataclasses.replace(options, cohort_size=options.num_clients)
+  size, most = options.cohort_size, options.num_clients
+  if size > most and 'cohort_size' in given:
+    raise FieldError('cohort_size', size, 'a round has at most all clients.',
+                     num_clients=most)
+  return dataclasses.replace(options, cohort_size=min(size, most))
 
 
 def _check_profile(method: str, profile: str) -> None:
