@@ -181,13 +181,14 @@ class Run:
   def _judges(self) -> per_client_lib.Programs:
     return per_client_lib.programs(self._job.method)
 
-  def plot(self, *panels: str, beside: Sequence[Run] = (),
+  def plot(self, *panels: str, beside: Run | Sequence[Run] = (),
            path: str | os.PathLike[str] | None = None) -> Any:
     """Draws metrics over the rounds, with the bounds if there are any.
 
     Args:
       *panels: names of metrics; default: accuracy and loss.
-      beside: other runs to draw too. One of a name that is taken is numbered.
+      beside: another run to draw too, or several. One of a name that is taken
+        is numbered.
       path: file to write as well: png, pdf or svg.
 
     Returns:
@@ -195,10 +196,16 @@ class Run:
 
     Raises:
       ValueError: for what is no metric, with one number a round, of any of the
-        runs.
+        runs, or a file that cannot be written.
+      TypeError: for anything but runs beside.
     """
+    others = [beside] if isinstance(beside, Run) else beside
+    if not isinstance(others, Sequence) or not all(
+        isinstance(run, Run) for run in others):
+      raise TypeError('beside must be a run of fit, or several, not '
+                      f'{beside!r}.')
     rows: dict[str, list[list[summary.Row]]] = {}
-    for run in (self, *self.bounds.values(), *beside):
+    for run in (self, *self.bounds.values(), *others):
       called = itertools.chain(
           [run.name], (f'{run.name} ({i})' for i in itertools.count(2)))
       rows[next(name for name in called if name not in rows)] = run._rows
@@ -206,7 +213,11 @@ class Run:
       checks.check('metric', panel, summary.drawable(rows))
     chart = summary.curves(rows, panels=panels or ('accuracy', 'loss'))
     if path is not None:
-      chart.savefig(path, dpi=150)
+      try:
+        chart.savefig(path, dpi=150)
+      except OSError as error:
+        raise ValueError(f'{os.fspath(path)} cannot be written: '
+                         f'{error.strerror}.') from error
     def png() -> bytes:
       file = io.BytesIO()
       chart.savefig(file, format='png', dpi=100)

@@ -96,6 +96,8 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
     KeyboardInterrupt: if a signal was heard; what is done is saved.
   """
   given = _given(method, options)
+  if not isinstance(progress, bool):
+    raise FieldError('progress', repr(progress), 'must be True or False.')
   if workdir is not None:
     if not isinstance(workdir, str | os.PathLike):
       raise FieldError('workdir', workdir, 'must be the path of a folder.')
@@ -167,7 +169,7 @@ def _setting(given: str | settings.Setting | None, stored: str,
              _SETTINGS.get(source.name, SETTING))
   if isinstance(given, settings.Setting):
     return given
-  if given not in settings.SETTINGS:
+  if not isinstance(given, str) or given not in settings.SETTINGS:
     raise FieldError('setting', given,
                      checks.unknown(str(given), settings.SETTINGS))
   return settings.SETTINGS[given]

@@ -49,6 +49,7 @@ class Stopped(processes.AgreedExit):
 
 def _check_folder(job: Job) -> None:
   """Raises ValueError unless the job continues the run of its folder."""
+  processes.once(lambda: _check_setting(job))
   workdir_lib.check_workdir(
       job.folder, job.config, allow=stored_texts.may_differ(job),
       facts=job.facts)
@@ -63,6 +64,15 @@ def _check_folder(job: Job) -> None:
                          'it written anew.')
 
   processes.once(look)
+
+
+def _check_setting(job: Job) -> None:
+  """Refuses another setting than the folder's, which deals other rows."""
+  was = command.setting_of(workdir_lib.read_config(job.folder))
+  now = job.origin.get('setting', '')
+  if was and now and was != now:
+    raise FieldError('workdir', str(job.folder), f'holds a run of {was}, not '
+                     f'of {now}; give another folder.')
 
 
 def _hash_of(file: pathlib.Path, job: Job) -> str:

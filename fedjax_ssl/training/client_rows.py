@@ -27,6 +27,7 @@ import io
 import math
 import os
 import pathlib
+import time
 from typing import Any, NamedTuple
 import zlib
 
@@ -38,6 +39,9 @@ from fedjax_ssl.core.types import PyTree
 
 KINDS = ('device', 'host', 'disk')
 FOLDER = 'memory'  # Of a run on disk.
+# Errors of a file that is gone, or something else; others may pass.
+_LOST = errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR
+_TICK = 50_000_000  # Nanoseconds; clocks of file systems have about 4 ms.
 
 
 class RowsError(ValueError):
@@ -162,10 +166,15 @@ class RowsOnDisk(Rows):
       self._leaves = list(_unpacked(data, memory))
       self._size = sum(leaf.size for leaf in self._leaves)  # Bytes of a record.
       self._descriptor = os.open(
-          self._file, os.O_RDONLY if reads_only else os.O_RDWR | os.O_CREAT,
-          0o666)
+          self._file, os.O_RDONLY if reads_only else
+          os.O_RDWR | (os.O_CREAT if saved is None else 0), 0o666)
+      length = self._size * int(self._table.used)
+      if os.fstat(self._descriptor).st_size < length:
+        raise OSError(errno.EIO, 'the file is too short')
       if not reads_only:
-        os.ftruncate(self._descriptor, self._size * int(self._table.used))
+        os.ftruncate(self._descriptor, length)
+    self._others_write = reads_only  # At any time: whoever trains.
+    self._written = 0  # Time of their last write that is known, in ns.
     self._fresh = np.zeros(self._count, bool)  # Written since the last save.
     self._seen = np.zeros(self._count, bool)  # Its sums were looked at.
     self._free = self._unneeded()
@@ -206,10 +215,23 @@ class RowsOnDisk(Rows):
       if place < 0:
         row[:] = _bytes(leaf.of(client[None]))[0]
         continue
+      self._forget()
+      if self._seen[client]:
+        with _naming(self._file):
+          _read(self._descriptor, row, self._size * place + leaf.offset)
+        self._forget()
       if not self._seen[client]:
-        self._look_at(client)
-      with _naming(self._file):
-        _read(self._descriptor, row, self._size * place + leaf.offset)
+        row[:] = self._record_of(client)[leaf.offset:leaf.offset + leaf.size]
+        self._seen[client] = True
+
+  def _forget(self) -> None:
+    """Has all records looked at again after somebody else wrote to the file."""
+    if self._others_write:
+      written = os.fstat(self._descriptor).st_mtime_ns
+      # Two writes in one tick of the file system's clock have one time.
+      if written != self._written or time.time_ns() - written < _TICK:
+        self._seen[:] = False
+        self._written = written
 
   def put(self, ids: np.ndarray, rows: PyTree) -> None:
     """Replaces rows of clients by [K, ...]."""
@@ -227,18 +249,21 @@ class RowsOnDisk(Rows):
                  self._size * int(place[client]) + leaf.offset)
       sums[client] = total
 
-  def _look_at(self, client: int) -> None:
-    """Raises RowsError unless a record is what was written."""
+  def _record_of(self, client: int) -> np.ndarray:
+    """Returns a record, uint8; raises RowsError unless it is what was saved."""
     record: Any = np.empty(self._size, np.uint8)
     with _naming(self._file):
       _read(self._descriptor, record,
             self._size * int(self._table.place[client]))
     if zlib.crc32(memoryview(record)) != self._table.sums[client]:
+      on = ('If the run has gone on since its checkpoint was read, read that '
+            'again. Else ' if self._others_write else '')
+      advice = (f'{on}bring back a copy of the file, or remove '
+                f'{self._file.parent.parent}, the whole run, and run again.')
       raise RowsError(f'{self._file}: what client {client} keeps is not what '
-                      'the checkpoint was saved with. Bring back a copy of '
-                      f'the file, or remove {self._file.parent.parent}, the '
-                      'whole run, and run again.')
-    self._seen[client] = True
+                      'the checkpoint was saved with. '
+                      f'{advice[0].upper()}{advice[1:]}')
+    return record
 
   def _record(self) -> int:
     """A record that nobody needs."""
@@ -402,7 +427,7 @@ def _naming(file: pathlib.Path) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    lost = error.errno in (errno.ENOENT, errno.EIO)
+    lost = error.errno in _LOST
     raise RowsError(
         f'{file}: what clients keep cannot be read or written: '
         f'{error.strerror or error}. ' + (

@@ -71,6 +71,15 @@ def test_another_text_is_refused_as_ever(folder, method):
   assert f'--flagfile={folder / "run.flags"} --workdir={folder}' in done.stderr
 
 
+def test_another_setting_is_refused_by_name(folder):
+  done = launcher.call('train', 'cifar_iid', *ARGS, '--dataset=digits',
+                       '--labels_per_class=10',
+                       '--num_rounds=4', f'--workdir={folder}')
+  assert done.returncode == 2 and (
+      f'--workdir={folder}: holds a run of digits_dirdir, not of cifar_iid; '
+      'give another folder.') in done.stderr
+
+
 def test_a_method_with_the_knobs_of_another_is_another(tmp_path):
   """All of FedAvg's knobs are UDA's too, with the same defaults."""
   place = tmp_path / 'run'

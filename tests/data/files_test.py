@@ -39,13 +39,22 @@ def test_parts_on_two_scales_are_refused(train, test):
 
 @pytest.mark.parametrize('train, test', [
     (BINARY, BINARY * 1.0), (IMAGES / 255, BINARY), (IMAGES, IMAGES * 1.0),
-    (IMAGES, IMAGES * 0.0)])
+    (IMAGES, IMAGES * 0.0), (BINARY, BINARY & False)])
 def test_parts_on_one_scale_are_the_same_images(train, test):
   got = datasets_files.as_stored({'train': train, 'test': test})
   for part, given in (('train', train), ('test', test)):
     most = 1 if train.max() <= 1 else 255
     np.testing.assert_array_equal(
         got[part][..., 0], np.rint(given * (255 / most)))
+
+
+@pytest.mark.parametrize('labels, words', [
+    ([5, 6], 'no label is 0, and one is 6'), ([0, 2], 'no label is 1, and one'),
+    ([0, -2], 'one is -2')])
+def test_labels_of_texts_that_leave_one_out_are_named(tmp_path, labels, words):
+  (tmp_path / 'odd.csv').write_text('label,text\n' + ''.join(
+      f'{labels[i % 2]},{words}\n' for i, words in enumerate(TEXTS)))
+  _refused(lambda: data.load('odd', tmp_path), 'labels must be 0 to C-1', words)
 
 
 def test_a_table_of_features_is_told_how_it_can_be_given():

@@ -60,6 +60,8 @@ def test_class_names_give_the_order(tmp_path):
 @pytest.mark.parametrize('change, words', [
     ({'client_train': None, 'clients_train': np.arange(12)},
      "name it 'client_train' if"),
+    ({'x_validation': np.zeros((2, 4, 5, 3), np.uint8)},
+     "'x_validation' is not read: name it 'x_val' if"),
     ({'client_train': None, 'clients': np.arange(12)},
      "key 'clients' is not read"),
     ({'class_name': np.array(['a', 'b', 'c'])}, "name it 'class_names' if"),

@@ -280,11 +280,14 @@ def test_plot(straight, tmp_path):
     straight.plot('acuracy')
   with pytest.raises(ValueError, match='nonsense'):
     straight.plot('accuracy', 'nonsense')
-  for name in ('round', 'per_class_accuracy'):  # A number a round is drawn.
-    with pytest.raises(ValueError, match=f"'{name}'.* Allowed: "):
-      straight.plot('accuracy', name)
-  lines = straight.plot('accuracy', beside=[straight]).axes[0].lines
+  with pytest.raises(ValueError, match="'per_class_accuracy'.* Allowed: "):
+    straight.plot('accuracy', 'per_class_accuracy')
+  lines = straight.plot('accuracy', beside=straight).axes[0].lines
   assert len(lines) == 2
+  with pytest.raises(TypeError, match='beside must be a run .*3'):
+    straight.plot(beside=[3])
+  with pytest.raises(ValueError, match='x.png cannot be written: No such file'):
+    straight.plot(path=tmp_path / 'nowhere' / 'x.png')
   np.testing.assert_array_equal(*(line.get_ydata() for line in lines))
 
 
@@ -432,6 +435,8 @@ def median(stacked, weights):
     ({'dataset': (IMAGES, [0, 1, 1, 0], np.ma.masked_equal(IMAGES, 0),
                   [0, 1, 1, 0])}, ValueError, 'x_test has masked entries'),
     ({'setting': 'digits'}, ValueError, "setting=digits: .* 'digits_dirdir'"),
+    ({'setting': []}, ValueError, "setting=[[]]: .* 'digits_dirdir'"),
+    ({'progress': 'no'}, ValueError, "progress='no': must be True or False"),
     ({'dataset': 3}, TypeError, 'dataset must be a name, .* not int'),
     ({'dataset': {'x_train': 1}}, TypeError, 'y_train is missing'),
     ({'dataset': ([], [])}, TypeError, 'not a tuple of 2'),

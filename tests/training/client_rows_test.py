@@ -107,6 +107,44 @@ def test_leaves_read_what_is_asked_for(tmp_path):
   np.testing.assert_array_equal(leaf[-1], first()['kernel'][-1])
 
 
+@pytest.mark.parametrize('looked', [True, False])
+def test_a_reader_sees_its_own_checkpoint_or_nothing(tmp_path, looked):
+  """Records that two later checkpoints do not need are used again."""
+  rng, ids = np.random.default_rng(4), np.array([3, 7])
+  rows = opened(tmp_path)
+  rows.put(ids, some(rng, 2))
+  saved, expected = rows.snapshot(), whole(rows)
+  rows.kept()
+  reader = client_rows.Place('disk', tmp_path).opened(
+      0, first(), saved, reads_only=True)
+  for later in range(4):
+    if looked or later == 3:
+      try:
+        assert_same_bits(whole(reader), expected)
+        assert later < 3
+      except client_rows.RowsError as error:
+        assert later >= 2 and 'has gone on since its checkpoint' in str(error)
+    rows.put(ids, some(rng, 2))
+    rows.snapshot()
+    rows.kept()
+
+
+def test_a_file_that_is_gone_is_not_made_anew(tmp_path):
+  rows = opened(tmp_path)
+  rows.put(np.array([5]), some(np.random.default_rng(3), 1))
+  saved = rows.snapshot()
+  (tmp_path / '0.rows').unlink()
+  with pytest.raises(client_rows.RowsError, match='No such file.*Bring back'):
+    opened(tmp_path, saved)
+  assert not (tmp_path / '0.rows').exists()
+  (tmp_path / '0.rows').write_bytes(b'short')
+  with pytest.raises(client_rows.RowsError, match='too short.*Bring back'):
+    opened(tmp_path, saved)
+  assert (tmp_path / '0.rows').read_bytes() == b'short'
+  with pytest.raises(client_rows.RowsError, match='Not a dir.*Bring back'):
+    opened(tmp_path / '0.rows', saved)
+
+
 @pytest.mark.parametrize('fault', ['flipped', 'short', 'first', 'missing'])
 def test_damage_is_said(tmp_path, fault):
   rows = opened(tmp_path)

@@ -245,7 +245,8 @@ def check_spelling(kind: str, spare: Collection[str], absent: Collection[str],
     if 'unlabel' in name.lower():
       raise DataError(f'{kind} {name!r} is not read: rows without a label are '
                       f'rows to train on, with the label {names_lib.NONE}')
-    near = difflib.get_close_matches(name, sorted(absent), 1, 0.75)
+    near = difflib.get_close_matches(
+        name.replace('validation', 'val'), sorted(absent), 1, 0.75)
     if clients in absent and name.startswith('client'):
       near = [clients]
     if near:
@@ -329,7 +330,7 @@ def as_stored(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     elif images.dtype.kind == 'f' and (images != np.rint(images)).any():
       raise DataError(f'{part} images are floats neither in [0, 1] nor whole; '
                       'divide those of 0 to 255 by 255')
-    if unit and np.ptp(images) == 0 < np.ptp(given):
+    if unit and images.min() == images.max() and given.min() < given.max():
       raise DataError(f'{part} images hold {given.min()} to {given.max()}, of '
                       'which 256 steps from 0 to 1 leave one; scale them')
     images = images if images.ndim == 4 else images[..., None]

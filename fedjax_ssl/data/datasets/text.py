@@ -145,9 +145,12 @@ def _labels(rows: Records) -> tuple[np.ndarray, tuple[str, ...] | None]:
                       ) from None
   found = np.array(labels, np.int32)
   known = found >= 0
-  if found.min() < -1 or len(np.unique(found[known])) <= found.max():
+  missing = np.setdiff1d(np.arange(min(found.max(), len(found))), found)
+  if found.min() < -1 or missing.size:
+    odd = (f'no label is {missing[0]}, and one is {found.max()}'
+           if missing.size else f'one is {found.min()}')
     raise DataError('labels must be 0 to C-1, each present, or '
-                    f'{names_lib.NONE} for a row without a label')
+                    f'{names_lib.NONE} for a row without a label; {odd}')
   if not found[known].any():
     raise DataError('all labels are 0; one class is nothing to tell apart')
   return found, None
