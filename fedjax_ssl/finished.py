@@ -213,12 +213,14 @@ def load(workdir: str | os.PathLike[str]) -> Run:
 
   Returns:
     The run at its newest checkpoint. With client_memory=disk a leaf of
-    `state.memory` reads the rows it is asked for, as in `leaf[client]`, until
-    training goes on: then it raises a ValueError, and the run is loaded anew.
+    `state.memory` reads the rows it is asked for, as in `leaf[client]`. Where
+    training has gone on and needs their room, that raises a ValueError: load
+    the run anew.
 
   Raises:
     ValueError: if the folder holds no run, none of its checkpoints can be
       read, or the newest is of another run.
+    TypeError: for anything but a path.
   """
   if not isinstance(workdir, str | os.PathLike):
     raise TypeError('load takes the path of a folder or file, not '

@@ -1,7 +1,7 @@
 """What `fit` returns: the trained model, what was measured, and more of it."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -181,7 +181,7 @@ class Run:
   def _judges(self) -> per_client_lib.Programs:
     return per_client_lib.programs(self._job.method)
 
-  def plot(self, *panels: str, beside: Run | Sequence[Run] = (),
+  def plot(self, *panels: str, beside: Run | Iterable[Run] = (),
            path: str | os.PathLike[str] | None = None) -> Any:
     """Draws metrics over the rounds, with the bounds if there are any.
 
@@ -199,11 +199,11 @@ class Run:
         runs, or a file that cannot be written.
       TypeError: for anything but runs beside.
     """
-    others = [beside] if isinstance(beside, Run) else beside
-    if not isinstance(others, Sequence) or not all(
-        isinstance(run, Run) for run in others):
-      raise TypeError('beside must be a run of fit, or several, not '
-                      f'{beside!r}.')
+    others = [*beside] if isinstance(beside, Iterable) else [beside]
+    for run in others:
+      if not isinstance(run, Run):
+        raise TypeError('beside takes a run of fit, or several, and no '
+                        f'{type(run).__name__}.')
     rows: dict[str, list[list[summary.Row]]] = {}
     for run in (self, *self.bounds.values(), *others):
       called = itertools.chain(
@@ -217,7 +217,7 @@ class Run:
         chart.savefig(path, dpi=150)
       except OSError as error:
         raise ValueError(f'{os.fspath(path)} cannot be written: '
-                         f'{error.strerror}.') from error
+                         f'{error.strerror or error}.') from error
     def png() -> bytes:
       file = io.BytesIO()
       chart.savefig(file, format='png', dpi=100)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 import pathlib
 from typing import Any, NamedTuple
 
@@ -20,6 +20,9 @@ _BARE = ('method', 'model', 'dataset', 'setting')
 _TELLING = ('labels', 'dataset', 'alpha', 'labels_per_class',
             'labeled_fraction', 'num_clients', 'cohort_size', 'model',
             'learning_rate', 'local_epochs')
+
+# Flags that name code, but for the method's.
+_BESIDE = frozenset(imports.TEXTS) - {'method'}
 
 Config = Mapping[str, Any]
 Parts = dict[str, str]  # Of one run, by flag or knob.
@@ -91,7 +94,7 @@ def setting_of(config: Config) -> tuple[tuple[str, str], ...]:
   """Returns what runs must share for their methods to be compared.
 
   That is program, data and all flags but those that are tuned or choose the
-  method, with the code of networks, views and the like.
+  method, with the code of the files that these name.
 
   Raises:
     ValueError: if the configuration is damaged.
@@ -100,8 +103,8 @@ def setting_of(config: Config) -> tuple[tuple[str, str], ...]:
             *flag_kinds.NOT_THE_CELL}
   return (('program', command.program_of(config)),
           ('data', str(config['facts'].get('data_hash'))),
-          *sorted((name, digest) for name, digest in code_of(config)
-                  if name in _beside_the_method(config)),
+          *((name, digest) for name, digest in _code(config) if name in _files(
+              config, _BESIDE - {*flag_kinds.TUNED})),
           *sorted((name, _text(value))
                   for name, value in config['flags'].items()
                   if name not in others))
@@ -113,21 +116,20 @@ def method_of(config: Config) -> str:
   if name == PLAIN:
     return name
   own = {k: v for k, v in knobs.items() if k == 'profile'}
+  beside = _files(config, _BESIDE) - _files(config, {'method'})
   return ' '.join([registry.written(name, own), *(
-      digest for place, digest in code_of(config)
-      if place not in _beside_the_method(config))])
+      digest for file, digest in _code(config) if file not in beside)])
 
 
-def code_of(config: Config) -> list[tuple[str, str]]:
+def _code(config: Config) -> list[tuple[str, str]]:
   """Returns the digests of a run's own code, by file name or module."""
   return sorted((config['facts'].get('code') or {}).items())
 
 
-def _beside_the_method(config: Config) -> set[str]:
-  """Names of the files and modules that other flags than --method name."""
+def _files(config: Config, flags: Set[str]) -> set[str]:
+  """Returns the files and modules that some flags name."""
   return {imports.name_of(place) for place in imports.places(
-      str(config['flags'].get(name) or '') for name in imports.TEXTS
-      if name != 'method')}
+      str(config['flags'].get(name) or '') for name in flags)}
 
 
 def short(texts: Iterable[str]) -> dict[str, str]:

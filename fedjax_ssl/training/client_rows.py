@@ -215,23 +215,27 @@ class RowsOnDisk(Rows):
       if place < 0:
         row[:] = _bytes(leaf.of(client[None]))[0]
         continue
-      self._forget()
+      still = self._is_still()
       if self._seen[client]:
         with _naming(self._file):
           _read(self._descriptor, row, self._size * place + leaf.offset)
-        self._forget()
+        still = self._is_still()
       if not self._seen[client]:
         row[:] = self._record_of(client)[leaf.offset:leaf.offset + leaf.size]
-        self._seen[client] = True
+        self._seen[client] = still
 
-  def _forget(self) -> None:
-    """Has all records looked at again after somebody else wrote to the file."""
-    if self._others_write:
+  def _is_still(self) -> bool:
+    """Returns whether nobody else is writing; if they did, nothing is seen."""
+    if not self._others_write:
+      return True
+    with _naming(self._file):
       written = os.fstat(self._descriptor).st_mtime_ns
-      # Two writes in one tick of the file system's clock have one time.
-      if written != self._written or time.time_ns() - written < _TICK:
-        self._seen[:] = False
-        self._written = written
+    # Two writes in one tick of the file system's clock have one time.
+    still = time.time_ns() - written > _TICK
+    if not still or written != self._written:
+      self._seen[:] = False
+      self._written = written
+    return still
 
   def put(self, ids: np.ndarray, rows: PyTree) -> None:
     """Replaces rows of clients by [K, ...]."""

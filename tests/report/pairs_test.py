@@ -93,6 +93,18 @@ def test_methods_are_compared_on_one_network(tmp_path):
   assert [pair[:2] for pair in pairs.at_their_best(runs)] == [(2, 1)]
 
 
+def test_code_of_what_is_tuned_parts_nothing(tmp_path):
+  """A schedule of a user's is a try as the library's are."""
+  found = _tuned(tmp_path, {('fedavg', .1): .5, ('fedavg', .01): .4,
+                            ('uda', .1): .6, ('uda', .01): .9})
+  config = found[3].config
+  own = dataclasses.replace(found[3], config={
+      **config, 'flags': {**config['flags'], 'lr_schedule': '/x/s.py:ramp'},
+      'facts': {**config['facts'], 'code': {'s.py': 'a'}}})
+  assert [pair[:2] for pair in pairs.at_their_best([*found[:3], own])] == [
+      (3, 0)]
+
+
 def test_a_run_that_has_stopped_is_not_the_best(tmp_path):
   found = _tuned(tmp_path, {('fedavg', .1): .5, ('uda', .1): .9,
                             ('uda', .01): .8})

@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import time
 from typing import Any
 
 import jax
@@ -127,6 +128,26 @@ def test_a_reader_sees_its_own_checkpoint_or_nothing(tmp_path, looked):
     rows.put(ids, some(rng, 2))
     rows.snapshot()
     rows.kept()
+
+
+def test_a_reader_does_not_trust_a_file_that_was_just_written(tmp_path):
+  """Two writes may have one time: a tick of the file system's clock."""
+  rng, ids = np.random.default_rng(4), np.array([3])
+  rows = opened(tmp_path)
+  rows.put(ids, some(rng, 1))
+  reader = client_rows.Place('disk', tmp_path).opened(
+      0, first(), rows.snapshot(), reads_only=True)
+  rows.kept()
+  whole(reader)
+  written = (tmp_path / '0.rows').stat().st_mtime_ns
+  for _ in range(3):
+    rows.put(ids, some(rng, 1))
+    rows.snapshot()
+    rows.kept()
+  os.utime(tmp_path / '0.rows', ns=(written, written))
+  time.sleep(2 * client_rows._TICK / 1e9)
+  with pytest.raises(client_rows.RowsError, match='has gone on since'):
+    whole(reader)
 
 
 def test_a_file_that_is_gone_is_not_made_anew(tmp_path):
