@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.config import FieldError
-from fedjax_ssl.core import descriptions
 
 Deal = Callable[..., tuple[np.ndarray, ...]]
 
@@ -232,10 +231,9 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
   rows = int(where.sum())
   if least > rows:  # Fewer clients do not help.
     most = rows // options.num_clients
-    raise FieldError(
-        'min_size', least, f'there {"is" if rows == 1 else "are"} '
-        f'{descriptions.count(rows, "row")} to deal; give '
-        f'{f"{most} or less" if most else 0}.')
+    there = 'there is 1 row' if rows == 1 else f'there are {rows} rows'
+    raise FieldError('min_size', least, f'{there} to deal; give '
+                     f'{f"{most} or less" if most else 0}.')
   if options.num_clients * least > rows:
     raise FieldError(
         'num_clients', options.num_clients, f'too many for {rows} rows to '
