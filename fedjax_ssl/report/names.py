@@ -101,10 +101,10 @@ def setting_of(config: Config) -> tuple[tuple[str, str], ...]:
   """
   others = {'method', 'profile', 'imports', *flag_kinds.TUNED,
             *flag_kinds.NOT_THE_CELL}
+  beside = _files(config, _BESIDE - {*flag_kinds.TUNED})
   return (('program', command.program_of(config)),
           ('data', str(config['facts'].get('data_hash'))),
-          *((name, digest) for name, digest in _code(config) if name in _files(
-              config, _BESIDE - {*flag_kinds.TUNED})),
+          *(code for code in _code(config) if code[0] in beside),
           *sorted((name, _text(value))
                   for name, value in config['flags'].items()
                   if name not in others))

@@ -197,31 +197,36 @@ class RowsOnDisk(Rows):
   def take(self, ids: np.ndarray, out: PyTree = None) -> PyTree:
     """Returns the rows of clients, [K, ...], in the first of `out` if given."""
     out = empty(self.memory, len(ids)) if out is None else out
-    for i, into in enumerate(jax.tree.leaves(out)):
-      self._read(i, ids, into)
+    self._read(ids, list(zip(self._leaves, map(
+        _bytes, jax.tree.leaves(out)), strict=True)))
     return out
 
   def read(self, i: int, ids: np.ndarray) -> np.ndarray:
     """One leaf of the rows of clients, [K, ...]."""
     leaf = self._leaves[i]
     out = np.empty((len(ids), *leaf.shape), leaf.dtype)
-    self._read(i, ids, out)
+    self._read(ids, [(leaf, _bytes(out))])
     return out
 
-  def _read(self, i: int, ids: np.ndarray, out: np.ndarray) -> None:
-    leaf = self._leaves[i]
-    for row, client in zip(_bytes(out), ids, strict=False):
+  def _read(self, ids: np.ndarray, parts: list[tuple[_Leaf, np.ndarray]]
+            ) -> None:
+    """Fills the first rows of parts, uint8[K, size], with leaves of clients."""
+    for k, client in enumerate(ids):
       place = int(self._table.place[client])
       if place < 0:
-        row[:] = _bytes(leaf.of(client[None]))[0]
+        for leaf, rows in parts:
+          rows[k] = _bytes(leaf.of(client[None]))[0]
         continue
       still = self._is_still()
       if self._seen[client]:
         with _naming(self._file):
-          _read(self._descriptor, row, self._size * place + leaf.offset)
+          for leaf, rows in parts:
+            _read(self._descriptor, rows[k], self._size * place + leaf.offset)
         still = self._is_still()
       if not self._seen[client]:
-        row[:] = self._record_of(client)[leaf.offset:leaf.offset + leaf.size]
+        record = self._record_of(client)
+        for leaf, rows in parts:
+          rows[k] = record[leaf.offset:leaf.offset + leaf.size]
         self._seen[client] = still
 
   def _is_still(self) -> bool:
