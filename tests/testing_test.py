@@ -17,6 +17,7 @@ from fedjax_ssl.testing import contract, keys
 
 FEW = ('hidden_labels_are_never_read', 'predict_gives_logits_of_every_class',
        'a_broken_client_is_left_out')
+RULE = ('a_slot_of_weight_0_equals_none',)
 
 
 def guessing(task, *, weight: float = 1.0):
@@ -74,17 +75,13 @@ def test_a_loss_that_forgets_the_mask_is_found():
 def test_a_rule_that_does_not_read_the_weights_is_found(rule):
   with pytest.raises(AssertionError, match='(?s)a slot of weight 0 equals '
                      'none.*An update of weight 0 changes'):
-    testing.check_method(
-        lambda task: methods.make('fedavg', task, aggregator=rule),
-        places=['clients'], laws=['a_slot_of_weight_0_equals_none'])
+    testing.check_aggregator(rule, laws=RULE)
 
 
-def test_a_rule_that_reads_the_weights_is_sound():
-  law = 'a_slot_of_weight_0_equals_none'
-  found = testing.check_method(
-      lambda task: methods.make('fedavg', task, aggregator='median'),
-      places=['clients'], laws=[law])
-  assert found == {f'{law} at clients': ''}
+@pytest.mark.parametrize('rule', ['median', 'krum(share=.1)'])
+def test_a_rule_that_reads_the_weights_is_sound(rule):
+  found = testing.check_aggregator(rule, laws=RULE)
+  assert found == {f'{RULE[0]} at clients': ''}
 
 
 @pytest.mark.parametrize('radius, said', [
@@ -95,11 +92,8 @@ def test_a_rule_that_leaves_out_what_is_far_off(radius, said):
     mean = aggregation.weighted_mean(stacked, weights)
     return jax.tree.map(
         lambda x: jnp.where(tree.global_norm(mean) < radius, x, 0), mean)
-  law = 'a_slot_of_weight_0_equals_none'
-  found = testing.check_method(
-      lambda task: methods.make('fedavg', task, aggregator=near),
-      places=['clients'], laws=[law])
-  assert found == {f'{law} at clients': said}
+  found = testing.check_aggregator(near, laws=RULE)
+  assert found == {f'{RULE[0]} at clients': said}
 
 
 def test_a_rule_of_two_passes_is_looked_at_in_both():
@@ -266,3 +260,8 @@ def test_every_bit_of_a_draw_is_set_half_of_the_time(width):
   assert drawn.dtype == f'uint{width}'
   shares = [(drawn >> i & 1).mean() for i in range(width)]
   assert max(abs(share - .5) for share in shares) < .04
+
+
+def test_a_rule_that_gives_no_update_is_refused():
+  with pytest.raises(ValueError, match='gives one update'):
+    testing.check_aggregator(lambda stacked, weights: stacked, laws=RULE)

@@ -1,10 +1,11 @@
-"""The contract of all methods, for methods of your own.
+"""The contract of all methods, for methods and rules of your own.
 
 ```python
 from fedjax_ssl import testing
 
 def test_mine():  # With pytest or without.
   testing.check_method(mine)
+  testing.check_aggregator(my_rule)
 ```
 """
 from __future__ import annotations
@@ -16,10 +17,10 @@ import jax
 
 from fedjax_ssl import methods
 from fedjax_ssl.core import checks
-from fedjax_ssl.core.types import Method
+from fedjax_ssl.core.types import Method, PyTree, Task
 from fedjax_ssl.testing import contract, keys, toy
 
-__all__ = ('check_method', 'contract', 'toy')
+__all__ = ('check_aggregator', 'check_method', 'contract', 'toy')
 
 
 class Found(dict[str, str]):
@@ -72,6 +73,32 @@ def check_method(builder: str | Callable[..., Method], *,
       where = f'{law} at {place}'
       found[where] = _held(contract.LAWS[law], one, where)
   return found
+
+
+def check_aggregator(
+    rule: str | Callable[[PyTree, jax.Array], PyTree], *,
+    laws: Iterable[str] | None = None) -> Found:
+  """Holds a rule to the laws of all methods, in FedAvg with labels at clients.
+
+  Such as: a slot of weight 0 and the order of the slots change nothing.
+
+  Args:
+    rule: (updates stacked [S, ...], float32[S] weights) -> one update; or a
+      name, with knobs if any, as --aggregator takes it.
+    laws: see `check_method`.
+
+  Returns:
+    See `check_method`.
+
+  Raises:
+    AssertionError: for the first law that does not hold; the message begins
+      with its name.
+    ValueError: for an unknown law or name, or a rule that gives anything but
+      one update.
+  """
+  def fedavg(task: Task) -> Method:
+    return methods.make('fedavg', task, aggregator=rule)
+  return check_method(fedavg, places=['clients'], laws=laws)
 
 
 def places_of(make: contract.Make) -> list[str]:
