@@ -163,7 +163,9 @@ def clipped_sum(gradient: Callable[[PyTree], Mapping[str, PyTree]],
     for name, part in parts.items():
       kept = jax.vmap(functools.partial(clip, max_norm=clip_norm[name]))(part)
       out[name] = jax.tree.map(
-          lambda x: jnp.tensordot(mask.astype(x.dtype), x, 1), kept)
+          lambda x: jnp.tensordot(
+              mask.astype(x.dtype), x, 1, precision=jax.lax.Precision.HIGHEST),
+          kept)
     return out
 
   if chunk == size:

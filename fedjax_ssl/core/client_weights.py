@@ -12,14 +12,19 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import checks
-from fedjax_ssl.core.types import Number, Shard, Task
+from fedjax_ssl.core import checks, tree
+from fedjax_ssl.core.types import Number, PyTree, Shard, STREAMS, Task
 
 WEIGHTINGS = ('examples', 'uniform')
 
 
 def rows_held(shard: Shard, streams: str) -> jax.Array:
-  """Counts a client's rows in the streams that its loss uses, int32[]."""
+  """Counts a client's rows in the streams that its loss uses, int32[].
+
+  Raises:
+    FieldError: for another word than those of `STREAMS`.
+  """
+  checks.check('streams', streams, STREAMS)
   labeled = 0 if streams == 'unlabeled' else shard.num_labeled
   unlabeled = 0 if streams == 'labeled' else shard.num_unlabeled
   return jnp.asarray(labeled + unlabeled)
@@ -40,11 +45,32 @@ def client_weight(shard: Shard, streams: str, *, weighting: str,
 
   Returns:
     float32[]; 0 for a client without such rows.
+
+  Raises:
+    FieldError: for other words.
   """
+  checks.check('weighting', weighting, WEIGHTINGS)
   rows = rows_held(shard, streams)
   count = rows if weighting == 'examples' else rows > 0
   factor = jnp.where(shard.num_labeled > 0, labeled_client_weight, 1.0)
   return (factor * count).astype(jnp.float32)
+
+
+def unweighted(counts: PyTree, weight: jax.Array) -> PyTree:
+  """Divides what a client counts by its weight; zeros for a weight of 0.
+
+  In the weighted mean of all clients the counts then are in proportion to
+  their plain sum.
+
+  Args:
+    counts: pytree of floats.
+    weight: float32[], of the client's update.
+
+  Returns:
+    The pytree.
+  """
+  return tree.scale(
+      counts, jnp.where(weight > 0, 1 / jnp.where(weight > 0, weight, 1), 0))
 
 
 def check_factor(task: Task, labeled_client_weight: float) -> None:

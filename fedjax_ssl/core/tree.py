@@ -23,8 +23,8 @@ def subtract(a: PyTree, b: PyTree) -> PyTree:
 
 
 def scale(a: PyTree, factor: Number) -> PyTree:
-  """Returns factor * a, in a's dtypes."""
-  return jax.tree.map(lambda x: (x * factor).astype(x.dtype), a)
+  """Returns factor * a, in a's dtypes; integers are rounded."""
+  return jax.tree.map(lambda x: narrowed(x * factor, x.dtype), a)
 
 
 def where(condition: Array, a: PyTree, b: PyTree) -> PyTree:
@@ -74,7 +74,7 @@ def sum_in_order(x: jax.Array) -> jax.Array:
 
 
 def narrowed(value: jax.Array, dtype: Any) -> jax.Array:
-  """Converts a mean to a leaf's dtype, rounded if that is for integers."""
+  """Converts a number to a leaf's dtype, rounded if that is for integers."""
   whole = not jnp.issubdtype(dtype, jnp.inexact)
   result: jax.Array = (jnp.round(value) if whole else value).astype(dtype)
   return result
@@ -128,6 +128,7 @@ def lost(old: PyTree, new: PyTree) -> jax.Array:
 def global_norm(a: PyTree) -> jax.Array:
   """Computes the Euclidean norm over all leaves, float32[].
 
+  Its derivative at 0 is NaN.
   Entries are divided by the largest first: squares of entries from 1e19 would
   overflow, and a merely large update would pass for an infinite one.
   """

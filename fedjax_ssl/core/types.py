@@ -29,6 +29,8 @@ PASS_METRICS = (*SUMMED, 'masked_share', 'models_sent', 'num_participants')
 COUNTED = ('forward_passes', 'backward_passes')
 # What several loops of one client add up.
 WORK = (*COUNTED, 'rows_used', 'rows_processed')
+# What rows of a client a loss may use.
+STREAMS = ('both', 'labeled', 'unlabeled')
 # A larger metric counts as not measured: sums of such could overflow.
 MEASURABLE = 1e30
 
@@ -207,7 +209,8 @@ class Method(NamedTuple):
 
   init: (key, federation) -> State, on the host.
   round: (state, federation, round, key) -> (State, metrics), each float32[] or
-    a Ratio.
+    a Ratio; `round` is `state.round`, and the same in the State returned:
+    whoever runs rounds counts them.
   predict: (server, inputs [B, ...]) -> logits float32[B, C]; None if clients
     never share a model, which asks for `local_predict`.
   local_predict: (server, memory_row, inputs) -> logits, a client's own model.
@@ -397,6 +400,10 @@ class Task:
   def apply(self, variables: Variables, inputs: Array) -> jax.Array:
     """Computes logits float32[B, C] of raw inputs, with running statistics."""
     return self.model.apply(variables, self.preprocess(inputs))
+
+  def one_pass(self) -> Task:
+    """Returns the task in which a client sees each row once a round."""
+    return dataclasses.replace(self, local_epochs=1, local_steps=0)
 
   def apply_train(self, variables: Variables, inputs: Array, mask: Array,
                   key: jax.Array | None = None

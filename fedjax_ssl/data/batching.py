@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from fedjax_ssl.core import checks
 from fedjax_ssl.core.local_training import Batches
 from fedjax_ssl.core.types import (
   Array,
@@ -17,10 +18,9 @@ from fedjax_ssl.core.types import (
   Metrics,
   Number,
   Shard,
+  STREAMS,
   Task,
 )
-
-STREAMS = ('both', 'labeled', 'unlabeled')  # What a loss may need.
 
 
 class Pair(NamedTuple):
@@ -93,7 +93,11 @@ def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
 
   Returns:
     int32[]; 0 for a client that has no rows in the streams used.
+
+  Raises:
+    FieldError: for another word than those of `STREAMS`.
   """
+  checks.check('streams', streams, STREAMS)
   n_s = jnp.where(streams == 'unlabeled', 0, shard.num_labeled)
   n_u = jnp.where(streams == 'labeled', 0, shard.num_unlabeled)
   if task.local_steps:

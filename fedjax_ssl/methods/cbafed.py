@@ -31,6 +31,8 @@ with second classes, and sits out if it keeps nothing.
 
 The authors first train the client with labels alone for 501 epochs, in one go;
 here this is a share of the rounds, with as many epochs each as other rounds.
+Their residual chain goes through all these epochs, here it begins anew in each
+round, and so holds the model back less.
 Without a warm-up the server's first record is its model after the first round,
 not a random one. A last batch of one row counts here and is skipped there. A
 client with both kinds of rows, which the authors do not have, trains as one
@@ -46,7 +48,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import checks, knobs, local_training, tree
+from fedjax_ssl.core import (
+  checks,
+  client_weights,
+  knobs,
+  local_training,
+  tree,
+)
 from fedjax_ssl.core.local_training import Aux, LossFn, Step
 from fedjax_ssl.core.types import (
   Array,
@@ -298,10 +306,9 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   metrics.update({name: metrics[name] + labeled[name] for name in WORK})
   metrics['mask_rate'] = Ratio(*(jnp.asarray(x, jnp.float32) for x in (
       kept.shard.num_unlabeled, client.shard.num_unlabeled)))
-  # Divided by the weight, so that the weighted mean gives the clients' sum.
   return Update(tree.subtract(learner.model, payload.model), weight,
                 learner.opt_state if s.keep_momentum else (), metrics,
-                counts=counts / jnp.maximum(weight, 1e-6))
+                counts=client_weights.unweighted(counts, weight))
 
 
 def _trained(task: Task, s: _Settings, of_kept: LossFn, model: Variables,
@@ -317,8 +324,7 @@ def _trained(task: Task, s: _Settings, of_kept: LossFn, model: Variables,
       clip_norm=s.clip_norm, unlabeled_rate=s.unlabeled_rate, labelings=0)
   if not s.local_residual:
     return local_training.train(step, learner, made, key)
-  epoch = batching.num_steps(
-      dataclasses.replace(task, local_epochs=1, local_steps=0), kept)
+  epoch = batching.num_steps(task.one_pass(), kept)
   after, metrics = local_training.train(
       _connected(s, step, epoch, labeled_clients.has_labels(client.shard)),
       _Learner(learner, model, jnp.int32(0)), made, key)

@@ -34,7 +34,9 @@ The code stores projector and target of a client under a wrong name, by which
 one that comes again takes up those of whoever trained before it; here each has
 its own. Its last layer is a network of two or three. Its teacher's decay rises
 to 1 with a cosine over 20 of its rounds, and falls again over the next 20. It
-draws other units in the teacher's pass where the network has dropout.
+draws other units in the teacher's pass where the network has dropout. It
+drops batches that are not full, and has the server average what a client had
+after each of its epochs; with one epoch that is the same.
 
 FedSiam, https://arxiv.org/abs/2012.03292, is another method: its online network
 learns from its own target's classes, and sends those layers that have moved

@@ -264,9 +264,8 @@ def _client_update(task: Task, s: _Settings, weighting: str, payload: Server,
   weight = client_weights.client_weight(shard, 'both', weighting=weighting)
   if s.counted == 'partly':
     learnt = tree.scale(learnt, (shard.num_labeled > 0).astype(jnp.float32))
-  # Divided by the weight, so that in the weighted mean all rows count the same.
   return Update(tree.subtract(model, payload.model), weight, client.memory,
-                metrics, counts=tree.scale(learnt, 1 / jnp.maximum(weight, 1)))
+                metrics, counts=client_weights.unweighted(learnt, weight))
 
 
 def _loss_fn(task: Task, s: _Settings, frequencies: jax.Array, shard: Shard

@@ -12,7 +12,10 @@ is sure of, with the other's soft labels of their weak views (equations 9, 10).
 Only the received model is sent back.
 
 Here and in the code local models start as the first global one; in the paper
-each is drawn at random.
+each is drawn at random. The code repeats labeled rows until they fill a batch,
+drops batches that are not full, and passes over the labeled rows as often as
+one pass over the others has room for; here short batches count, and an epoch is
+the task's.
 """
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl import losses
+from fedjax_ssl import aggregation, losses
 from fedjax_ssl.core import checks, client_weights, knobs, tree
 from fedjax_ssl.core.local_training import Aux, Given
 from fedjax_ssl.core.types import (
@@ -159,7 +162,7 @@ def _part(pair: Variables, name: str) -> Variables:
 def _client_update(task: Task, s: _Settings, payload: assemble.Server,
                    client: Client, key: jax.Array) -> Update:
   sent = payload.model
-  local = optax.incremental_update(sent, client.memory, 1 - s.decay)
+  local = aggregation.ema(client.memory, sent, s.decay)
   pair = Variables(_Two(sent.params, local.params),
                    _Two(sent.stats, local.stats))
   loss_fn = averaging.keeping_stats(

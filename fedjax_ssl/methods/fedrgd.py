@@ -173,7 +173,7 @@ def fedrgd(task: Task, *, profile: str = 'paper', groups: int = 2,
       broadcast=lambda server, client_id, group: assemble.Server(
           tree.take(server.groups, group)),
       work=lambda shard: batching.num_steps(task, shard, streams),
-      on_labels=functools.partial(_on_labels, task),
+      on_labels=functools.partial(averaging.on_labels, task),
       renew=all_statistics.if_static(task),
       pseudo_label=assemble.confident_labels(task, threshold))
 
@@ -196,15 +196,6 @@ def _own_labels(task: Task, threshold: float, weight: float) -> LossFn:
   return loss_fn
 
 
-def _on_labels(task: Task, server: Server, context: Context, key: jax.Array
-               ) -> tuple[Server, Metrics]:
-  """Trains on labels for the server's epochs, from the mean of all groups."""
-  model, _, metrics = averaging.learned(
-      task, averaging.keeping_stats(task, averaging.supervised(task)),
-      server.model, context, key)
-  return server._replace(model=model), metrics
-
-
 def _aggregate(at_clients: bool, apart: bool, server: Server, updates: Update,
                cohort: Cohort, context: Context, key: jax.Array
                ) -> tuple[Server, Metrics]:
@@ -213,7 +204,7 @@ def _aggregate(at_clients: bool, apart: bool, server: Server, updates: Update,
             else jnp.asarray(context.shard.num_labeled > 0, jnp.float32))
   after = group_means(server.groups, updates.message, updates.weight,
                       server.model, member)
-  mean = jax.tree.map(lambda x: x.mean(0), after)
+  mean = jax.tree.map(lambda x: tree.narrowed(x.mean(0), x.dtype), after)
   if not apart:
     after = jax.tree.map(lambda x, y: jnp.broadcast_to(y, x.shape), after,
                          mean)

@@ -128,8 +128,8 @@ def _client_update(task: Task, weighting: str, payload: Any, client: Client,
                     1 / jnp.maximum(batches.num_steps, 1))
   after = tree.where(weight > 0, mean, own)
   # The round's mean is weighted, but all controls are to count the same.
-  even = jnp.where(weight > 0, 1 / jnp.where(weight > 0, weight, 1), 0)
-  counts = Counts(tree.scale(tree.subtract(after, own), even), even)
+  counts = client_weights.unweighted(
+      Counts(tree.subtract(after, own), jnp.float32(1)), weight)
   return Update(tree.subtract(learner.model, received), weight, after, metrics,
                 counts=counts)
 

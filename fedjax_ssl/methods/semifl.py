@@ -17,7 +17,8 @@ draws as many rows MIX from all of them, and trains on
   :math:`x^{mix} = \lambda \alpha(x^{fix}) + (1 - \lambda) \alpha(x)`.
 
 The authors train with norm='static', nesterov (0.03, momentum 0.9, weight
-decay 5e-4), lr_schedule='cosine', 5 epochs a round and batches of 10. Their
+decay 5e-4), lr_schedule='cosine', 5 epochs a round and batches of 10, at the
+server of 250 with over 1000 labels. Their
 code labels a weak view and draws one lambda a batch, which it uses as drawn,
 not max(lambda, 1 - lambda); so does this. Four things differ. They report the
 best round by the test set, which nobody has; here the last one counts. They

@@ -24,10 +24,8 @@ from fedjax_ssl.core import checks, client_weights, knobs, tree
 from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
   Client,
-  Context,
   Federation,
   Method,
-  Metrics,
   State,
   Task,
   Update,
@@ -123,7 +121,7 @@ def steadymatch(task: Task, *, threshold: float = 0.9,
   return assemble.assemble(
       task, init=init, client_update=client_update,
       begin=begin if averages else None,
-      on_labels=functools.partial(_on_labels, task), labels_last=True,
+      on_labels=functools.partial(averaging.on_labels, task), labels_last=True,
       work=lambda shard: batching.num_steps(task, shard, streams),
       pseudo_label=functools.partial(_pseudo_label, task, threshold,
                                      local_share))
@@ -171,12 +169,3 @@ def _pseudo_label(task: Task, threshold: float, local_share: float, record: Any,
     mean = local_share * mean + (1 - local_share) * jax.nn.softmax(
         task.apply(record.teacher, inputs))
   return losses.hard_label(mean, threshold=threshold)
-
-
-def _on_labels(task: Task, record: Any, context: Context, key: jax.Array
-               ) -> tuple[Any, Metrics]:
-  """Trains the server's model on its own labels."""
-  loss_fn = averaging.keeping_stats(task, averaging.supervised(task))
-  model, _, metrics = averaging.learned(task, loss_fn, record.model, context,
-                                        key)
-  return record._replace(model=model), metrics

@@ -129,7 +129,7 @@ def instances(first: Array, second: Array, mask: Array, *,
   """
   z = losses.unit_rows(jnp.concatenate([first, second]))
   both = jnp.concatenate([mask, mask])
-  similarity = z @ z.T / temperature
+  similarity = _products(z) / temperature
   place = jnp.arange(len(z))
   other = (place + len(z) // 2) % len(z)
   gap = similarity - similarity[place, other][:, None]
@@ -160,10 +160,15 @@ def neighbourhood(supervised: Array, unsupervised: Array, mask: Array, *,
   """
   a, b = (losses.unit_rows(x) for x in (supervised, unsupervised))
   real = jnp.asarray(mask) > 0
-  gaps = jnp.where(real[:, None] & real, b @ b.T - a @ a.T, 0)
+  gaps = jnp.where(real[:, None] & real, _products(b) - _products(a), 0)
   rows = real.sum()
   by = rows * rows if divisor == 'pairs' else jnp.bitwise_xor(rows, 2)
   return jnp.sum(gaps * gaps) / jnp.maximum(by, 1)
+
+
+def _products(rows: jax.Array) -> jax.Array:
+  """Multiplies each row with each, float[B, B], in full precision."""
+  return jnp.matmul(rows, rows.T, precision=jax.lax.Precision.HIGHEST)
 
 
 def twins(model: Model, *, hidden: int | None = None, size: int | None = None

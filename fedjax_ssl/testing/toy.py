@@ -104,13 +104,24 @@ def preprocess(images: jax.Array) -> jax.Array:
 
 
 class _Network(nn.Module):
-  """One layer of each kind, so that there is little to compile."""
+  """One layer of each kind, so that there is little to compile.
+
+  Attributes:
+    norm: of its normalization.
+    counts: whether its statistics count the steps of training, as whole numbers
+      do in networks of one's own.
+  """
 
   norm: str
+  counts: bool = False
 
   @nn.compact
   def __call__(self, x, mask=None, train=False):
     choices = layers.Choices(self.norm)
+    if self.counts:
+      steps = self.variable('stats', 'steps', lambda: jnp.int32(0))
+      if train and not self.is_initializing():
+        steps.value += 1
     x = layers.Conv(4, choices, stride=2)(x)
     x = pooling.relu(layers.Norm(choices)(x, mask, train))
     return layers.Dense(NUM_CLASSES, choices)(x.reshape(x.shape[0], -1))
@@ -120,15 +131,16 @@ def _model(name: str) -> Model:
   shape = (SIDE, SIDE, 1)
   if name == 'linear':
     return models.make(name, num_classes=NUM_CLASSES, input_shape=shape)
-  norm = {'conv': 'batch', 'static': 'static'}[name]
-  return models._pure(_Network(norm), shape, norm, False)
+  norm = {'conv': 'batch', 'counting': 'batch', 'static': 'static'}[name]
+  return models._pure(_Network(norm, name == 'counting'), shape, norm, False)
 
 
 @functools.lru_cache
 def task(model: str = 'linear', **changes) -> Task:
   """Makes a task with a linear model, or 'conv', a small one with batch norm.
 
-  'static' is the same network with static normalization.
+  'counting' is the same network with a counter among its statistics, 'static'
+  with static normalization.
   """
   base = Task(
       model=_model(model), num_classes=NUM_CLASSES, preprocess=preprocess,

@@ -88,7 +88,10 @@ def _runner(text, model, place, **changes):
 
 @functools.lru_cache
 def _model(text, place):
-  return testing.model_of(functools.partial(methods.make, text), place)
+  found = testing.model_of(functools.partial(methods.make, text), place)
+  # Of a user's method whole numbers are not asked for, of the library's they
+  # are.
+  return 'counting' if found == 'conv' else found
 
 
 def runner(text, place):

@@ -162,7 +162,7 @@ _CUBUK = (
 
 def fixmatch(num_ops: int, magnitude: int, probability: float) -> Pool:
   """Makes 14 operations, each at a level drawn from 1 to magnitude - 1."""
-  _require('magnitude', magnitude, 2, 10)
+  knobs.require('magnitude', magnitude, knobs.whole(2, 10))
   return _checked(Pool(_FIXMATCH, num_ops, probability, 10, 1, (magnitude,)))
 
 
@@ -173,7 +173,7 @@ def semifl(num_ops: int, magnitude: int, square: bool = True) -> Pool:
   comes to one half. Without `square` there are 14, as that code has them for
   Fashion-MNIST: cutout is left out.
   """
-  _require('magnitude', magnitude, 1, 10)
+  knobs.require('magnitude', magnitude, knobs.whole(1, 10))
   ops = tuple(op for op in _SEMIFL if square or op.kind != 'cutout')
   return _checked(Pool(ops, num_ops, .5, 10, magnitude, (magnitude + 1,),
                        'bilinear'))
@@ -184,14 +184,14 @@ def heart(num_ops: int, tops: tuple[int, ...]) -> Pool:
   if not tops:
     raise ValueError(f'tops={tops!r} is empty; levels are drawn below a top.')
   for top in tops:
-    knobs.require('tops', top, knobs.Bound(1, 10, whole=True))
+    knobs.require('tops', top, knobs.whole(1, 10))
   return _checked(Pool(_HEART, num_ops, 1.0, 9, 0, tuple(tops), 'bicubic'))
 
 
 def cubuk(num_ops: int, magnitude: int, levels: int) -> Pool:
   """Makes 14 operations at one level; at level 0 graded ones do nothing."""
-  _require('levels', levels, 1, 1000)
-  _require('magnitude', magnitude, 0, levels)
+  knobs.require('levels', levels, knobs.whole(1, 1000))
+  knobs.require('magnitude', magnitude, knobs.whole(0, levels))
   return _checked(
       Pool(_CUBUK, num_ops, 1.0, levels, magnitude, (magnitude + 1,)))
 
@@ -263,7 +263,7 @@ def _row(op: Op, value: float, shear: str, height: int, width: int) -> Params:
     case 'invert':
       return _but(threshold=0)
     case 'posterize':
-      _require('bits of posterize', value, 0, 8.5)
+      knobs.require('bits of posterize', value, knobs.Bound(0, 8.5))
       return _but(mask=256 - (1 << 8 - int(value)))
     case 'solarize':
       return _but(threshold=math.ceil(value))
@@ -312,14 +312,9 @@ def _fixed_point(matrix: list[float], smooth: bool) -> np.ndarray:
 
 
 def _checked(pool: Pool) -> Pool:
-  _require('num_ops', pool.num_ops, 0, 1000)
-  _require('probability', pool.probability, 0, 1)
+  knobs.require('num_ops', pool.num_ops, knobs.BOUNDS['num_ops'])
+  knobs.require('probability', pool.probability, knobs.share())
   return pool
-
-
-def _require(name: str, value: float, low: float, high: float) -> None:
-  if not low <= value <= high:
-    raise ValueError(f'{name}={value!r} must lie in [{low}, {high}].')
 
 
 def _check_words(pool: Pool) -> None:

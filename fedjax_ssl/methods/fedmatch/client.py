@@ -189,7 +189,9 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
   if s.judges:
     # The accuracy is for the server, which could measure it. It is done here
     # because clients are spread over the devices.
-    metrics[SCORE], loss = plateau.judge(task, model, client.validation)
+    judged = model if s.sending == 'values' else losses.whole(
+        learner.sigma, sparse.cut(learner.psi, s.psi_threshold), learner.stats)
+    metrics[SCORE], loss = plateau.judge(task, judged, client.validation)
     if rate is not None:
       rate = optimizers.after_loss(
           rate, loss, patience=s.patience, epochs=task.local_epochs)

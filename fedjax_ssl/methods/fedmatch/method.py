@@ -110,7 +110,8 @@ def fedmatch(
       5e-6, with labels at the server 1e-5. The authors' code sets them to 0
       only to decide what is sent, and then sends them as they are; here they
       are sent as 0. Their server trains sigma without them; here it trains on
-      all of psi, as clients do in both: by 1e-5 a number at most.
+      all of psi, as clients do in both (theirs in the first local epoch): by
+      1e-5 a number at most.
     delta_threshold: with sending='differences', those up to this size are not
       sent; 5e-5, with labels at the server 1e-5.
     exact_down: whether a client receives all numbers, even those that do not
@@ -118,7 +119,8 @@ def fedmatch(
       sent, also of its helpers.
     lr_decay: divides the learning rate by 3 after `patience` epochs without a
       lower validation loss. 'clients': each client its own rate, by the loss of
-      its model; 'server': one rate for all, by the loss of the global model;
+      its model, with sending='differences' before small ones are left out;
+      'server': one rate for all, by the loss of the global model;
       or 'none'. These rates start again with each task of a stream. In the
       authors' code all clients of a process share one rate, which a client's
       fall lowers and a new client sets back.

@@ -105,9 +105,10 @@ def learn(task: Task, s: Settings, server: Server, context: Context,
   good = tree.all_finite((learner.sigma, learner.stats))
   reported = local_training.server_metrics(metrics, good)
   if rate is not None and s.lr_decay == 'clients':
-    after = _judged(task, s, rate, predicted(s, server._replace(
-        sigma=learner.sigma, stats=learner.stats)), context)
-    rate = tree.where(reported['server_loss'].rows > 0, after, rate)
+    rate = plateau.after(
+        task, rate, predicted(s, server._replace(
+            sigma=learner.sigma, stats=learner.stats)), context.validation,
+        reported['server_loss'].rows > 0, patience=s.patience)
   new = server._replace(sigma=learner.sigma, stats=learner.stats, rate=rate)
   return tree.where(good, new, server), reported
 
@@ -126,13 +127,6 @@ def on_tasks(s: Settings, state: State, federation: Federation,
         memory.rate, federation, round_))
   return state._replace(server=state.server._replace(rate=rate),
                         memory=memory)
-
-
-def _judged(task: Task, s: Settings, rate: Plateau, model: Variables,
-            context: Context) -> Plateau:
-  _, loss = plateau.judge(task, model, context.validation)
-  return optimizers.after_loss(rate, loss, patience=s.patience,
-                               epochs=task.local_epochs)
 
 
 def broadcast(s: Settings, server: Server, client_id: jax.Array,
@@ -186,8 +180,9 @@ def aggregate(task: Task, s: Settings, server: Server, updates: Update,
     agents = helpers.report(agents, each[1], answers, ids, active)
   after = Server(new[0], new[1], new[2], agents, server.rate)
   if s.lr_decay == 'server' and server.rate is not None:
-    after = after._replace(rate=_judged(
-        task, s, server.rate, predicted(s, after), context))
+    after = after._replace(rate=plateau.after(
+        task, server.rate, predicted(s, after), context.validation,
+        active.any(), patience=s.patience))
   after = tree.where(active.any(), after, server)
   kept = sparse.num_nonzero(sparse.cut(after.psi, s.psi_threshold))
   return after, {'psi_density': kept / sparse.size(after.psi)}

@@ -7,7 +7,10 @@ Details that the paper leaves open are those of the authors' code. The profile
 the labeled ones, with their true labels. So once rows are accepted, networks
 are tuned with labels that a client does not have, the loss on labels counts
 these rows too, and an epoch ends with the accepted rows. Here labels are the
-client's alone.
+client's alone. Two more things differ: before the first phase the code has
+int(clients / cohort) rounds in which all clients train on their labels, so that
+each has a last network of its own; and a harvest may be one row short there, as
+a first row that is refused counts.
 """
 from __future__ import annotations
 
@@ -19,10 +22,11 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 import jax.numpy as jnp
+import optax
 
 from fedjax_ssl import aggregation, losses
 from fedjax_ssl.core import checks, knobs, local_training, tree
-from fedjax_ssl.core.local_training import Aux, Given, LossFn
+from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
   Array,
   Batch,
@@ -234,15 +238,10 @@ def _init(task: Task, s: _Settings, key: jax.Array, federation: Federation
                  jnp.full(rows, -1, jnp.int32), none))
 
 
-def _one_epoch(task: Task) -> Task:
-  """Returns the task of a pass that visits each row once."""
-  return dataclasses.replace(task, local_epochs=1, local_steps=0)
-
-
 def _work(task: Task, shard: Shard) -> jax.Array:
   """Counts the steps of a client, int32[]."""
   return (batching.num_steps(task, shard, 'labeled')
-          + batching.num_steps(_one_epoch(task), shard, 'unlabeled'))
+          + batching.num_steps(task.one_pass(), shard, 'unlabeled'))
 
 
 def _supervised(task: Task) -> LossFn:
@@ -364,30 +363,22 @@ def _label_rows(task: Task, s: _Settings, models: Sequence[Variables],
         'backward_passes': jnp.float32(0)}
 
   return local_training.train(
-      step, labels, batching.batches(_one_epoch(task), client.train, shard,
+      step, labels, batching.batches(task.one_pass(), client.train, shard,
                                      order_key, 'unlabeled'), step_key)
 
 
 def _tune(task: Task, s: _Settings, model: Variables, client: Client,
           key: jax.Array) -> tuple[Variables, Metrics]:
   """Tunes the third network on labels, for the task's epochs."""
-  optimizer = task.optimizer(client.round)
-  if s.frozen:
-    optimizer = shared_layers.freeze(
-        optimizer, model.params,
+  def frozen(round_: Number) -> optax.GradientTransformation:
+    return shared_layers.freeze(
+        task.optimizer(round_), model.params,
         shared_layers.shared_layers(model.params, s.num_shared))
-  supervised = _supervised(task)
-  order_key, step_key = jax.random.split(key)
-
-  def loss(now, memory, batch, key):
-    return supervised(now, Given(model, memory), batch, key)
-
-  learner, metrics = local_training.train(
-      local_training.gradient_step(loss, optimizer),
-      local_training.start(model, optimizer),
-      batching.batches(task, client.train, client.shard, order_key, 'labeled'),
-      step_key)
-  return learner.model, metrics
+  tuned, metrics, _ = averaging.train_locally(
+      dataclasses.replace(task, optimizer=frozen) if s.frozen else task,
+      _supervised(task), model, client.train, client.shard, client.round, key,
+      'labeled')
+  return tuned, metrics
 
 
 def _train_on_both(task: Task, s: _Settings, model: Variables, client: Client,

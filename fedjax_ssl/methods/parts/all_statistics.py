@@ -89,12 +89,7 @@ def of_rows(task: Task, model: Variables, examples: Examples, shard: Shard,
     The mean minus the model's statistics, and float32[], the number of
     batches; zeros without rows.
   """
-  def step(sums, batch, key):
-    del key
-    _, stats = network.forward(
-        task, model, *(rows for rows in batch[:2] if rows is not None))
-    return tree.add(sums, tree.subtract(stats, model.stats)), {}
-
+  step = network.adding_statistics(task, model)
   sums, count = tree.zeros_like(model.stats), jnp.int32(0)
   for kind, order in zip(_KINDS, jax.random.split(key), strict=True):
     made = batching.batches(_wide(task, shard), examples, shard, order, kind)
@@ -115,8 +110,7 @@ def _wide(task: Task, shard: Shard) -> Task:
   labeled, unlabeled = (min(_BATCH, rows.shape[-1]) for rows in (
       shard.labeled, shard.unlabeled))
   return dataclasses.replace(
-      task, local_epochs=1, local_steps=0, labeled_batch=labeled,
-      unlabeled_batch=unlabeled)
+      task.one_pass(), labeled_batch=labeled, unlabeled_batch=unlabeled)
 
 
 def _client_update(task: Task, payload: Any, client: Client, key: jax.Array

@@ -8,7 +8,6 @@ model that predicts, and the rule that averages.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -346,17 +345,13 @@ def statistics(task: Task) -> rounds.Pass:
   the statistics of the batches of one epoch, as it would train on them: where
   it has few rows of one kind they come again. The server's rows are not used.
   """
-  one_pass = dataclasses.replace(task, local_epochs=1, local_steps=0)
+  one_pass = task.one_pass()
 
   def client_update(payload: Any, client: Client, key) -> Update:
-    def step(sums, batch, key):
-      del key
-      _, stats = network.forward(
-          task, payload.model, batch.labeled, batch.unlabeled)
-      return tree.add(sums, tree.subtract(stats, payload.model.stats)), {}
     made = batching.batches(one_pass, client.train, client.shard, key)
     sums, _ = local_training.train(
-        step, tree.zeros_like(payload.model.stats), made, key)
+        network.adding_statistics(task, payload.model),
+        tree.zeros_like(payload.model.stats), made, key)
     steps = jnp.maximum(made.num_steps, 1)
     weight = client_weights.client_weight(client.shard, 'both',
                                           weighting='examples')

@@ -34,6 +34,7 @@ from fedjax_ssl.core.types import (
   Metrics,
   PyTree,
   Shard,
+  STREAMS,
   Task,
   Update,
   Variables,
@@ -144,6 +145,14 @@ def learned(task: Task, loss_fn: LossFn, model: Variables, context: Context,
           local_training.server_metrics(metrics, good))
 
 
+def on_labels(task: Task, record: Any, context: Context, key: jax.Array
+              ) -> tuple[Any, Metrics]:
+  """Trains the server's `record.model` on its labels, by cross entropy."""
+  model, _, metrics = learned(
+      task, keeping_stats(task, supervised(task)), record.model, context, key)
+  return record._replace(model=model), metrics
+
+
 class _Memory(NamedTuple):
   """A client's memory: what its loss keeps, and its last model."""
 
@@ -232,7 +241,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   """
   _check(task, server, lr_decay, labeled_client_weight)
   checks.check('weighting', weighting, client_weights.WEIGHTINGS)
-  checks.check('streams', streams, batching.STREAMS)
+  checks.check('streams', streams, STREAMS)
   alone, falls = server == 'local', lr_decay == 'plateau'
   if task.labels_at == 'clients':
     tells = None

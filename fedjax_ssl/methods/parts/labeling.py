@@ -34,7 +34,7 @@ def probabilities(task: Task, model: Variables, client: Client,
     the metrics `core.types.WORK` of the passes.
   """
   size = client.shard.unlabeled.shape[-1]
-  once = dataclasses.replace(task, local_epochs=1, local_steps=0,
+  once = dataclasses.replace(task.one_pass(),
                              unlabeled_batch=min(_BATCH, size))
   view = view or functools.partial(network.weakly, task)
 
@@ -71,8 +71,6 @@ def confidence_sum(
   Returns:
     float32[2], the sum and the number of rows.
   """
-  once = dataclasses.replace(task, local_epochs=1, local_steps=0)
-
   def step(sums, batch, key):
     rows = getattr(batch, kind)
     top = jax.nn.softmax(predict(rows.inputs, key)).max(-1)
@@ -80,7 +78,8 @@ def confidence_sum(
                             ).astype(jnp.float32), {}
 
   order_key, step_key = jax.random.split(key)
-  made = batching.batches(once, client.train, client.shard, order_key, kind)
+  made = batching.batches(task.one_pass(), client.train, client.shard,
+                          order_key, kind)
   made = made._replace(num_steps=jnp.where(wanted, made.num_steps, 0))
   return local_training.train(
       step, jnp.zeros(2, jnp.float32), made, step_key)[0]

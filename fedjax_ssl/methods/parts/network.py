@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.core import tree
+from fedjax_ssl.core.local_training import Step
 from fedjax_ssl.core.types import (
   Batch,
   PyTree,
@@ -179,6 +181,16 @@ def forward_views(task: Task, model: Variables, batch: Pair, key: jax.Array
                   ) -> tuple[jax.Array, list[Any], PyTree]:
   """Runs `forward_with_targets` on a batch; the weak view is the target."""
   return forward_with_targets(task, model, *views(task, batch, key), key=key)
+
+
+def adding_statistics(task: Task, model: Variables) -> Step:
+  """Makes a step that adds up what its batches change in the statistics."""
+  def step(sums, batch, key):
+    del key
+    _, stats = forward(
+        task, model, *(rows for rows in batch[:2] if rows is not None))
+    return tree.add(sums, tree.subtract(stats, model.stats)), {}
+  return step
 
 
 def strongly(task: Task, batch: Batch, key: jax.Array) -> Batch:

@@ -72,9 +72,8 @@ def fixmatch(task: Task, threshold: float, weight: float, *,
   """
   def loss_fn(model, given, batch, key):
     del given
-    target, *views = network.views(task, batch, key)
-    weak, (known, strong), stats = network.forward_with_targets(
-        task, model, target, *views, key=key)
+    weak, (known, strong), stats = network.forward_views(
+        task, model, batch, key)
     loss, used = losses.fixmatch(strong, weak, batch.unlabeled.mask,
                                  threshold=threshold, over=over)
     loss, metrics = total(batch, loss, labeled(known, batch.labeled),

@@ -121,7 +121,8 @@ def begin(state: State, federation: Federation, round_: jax.Array) -> State:
 
 
 def after(task: Task, rate: optimizers.Plateau, model: Variables,
-          examples: Examples, trained: jax.Array) -> optimizers.Plateau:
+          examples: Examples, trained: jax.Array, *, patience: int = PATIENCE
+          ) -> optimizers.Plateau:
   """Updates a learning rate by the validation loss of the trained model.
 
   Args:
@@ -131,10 +132,11 @@ def after(task: Task, rate: optimizers.Plateau, model: Variables,
     examples: validation rows.
     trained: bool[], whether it trained in the round; if not, the round does
       not count as one without a lower loss.
+    patience: epochs without a lower loss after which the rate falls.
 
   Returns:
     The rate for the next round.
   """
   _, loss = judge(task, model, examples)
   return tree.where(trained, optimizers.after_loss(
-      rate, loss, patience=PATIENCE, epochs=task.local_epochs), rate)
+      rate, loss, patience=patience, epochs=task.local_epochs), rate)

@@ -359,9 +359,9 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
       key, 'both', _ClassCounts(jnp.int32(0), jnp.zeros(task.num_classes)))
   weight = client_weights.client_weight(
       client.shard, 'both', weighting=s.weighting)
-  # Divided by the weight, so that in the weighted mean all rows count the same.
   return Update(tree.subtract(model, payload.model), weight, client.memory,
-                metrics, counts=counted.counts / jnp.maximum(weight, 1))
+                metrics, counts=client_weights.unweighted(
+                    counted.counts, weight))
 
 
 def _aggregate(task: Task, s: _Settings, server: Server, updates: Any,

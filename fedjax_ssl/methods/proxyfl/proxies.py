@@ -43,7 +43,7 @@ def contrast(features: Array, proxies: Array, probabilities: Array,
   shares = jnp.where(is_sure, top, p * likely).astype(p.dtype)
   f, q = losses.unit_rows(features), losses.unit_rows(proxies)
   near = jnp.sum(f * (shares @ q), -1)
-  similarity = f @ f.T
+  similarity = jnp.matmul(f, f.T, precision=lax.Precision.HIGHEST)
   apart = (classes @ classes.T == 0) & (similarity >= 1e-6) & (
       jnp.asarray(mask) > 0)
   gap = jnp.where(apart, similarity - near[:, None], 0)
@@ -120,6 +120,5 @@ def _distances(a: Array, b: Array) -> jax.Array:
   # In a unit of each distance: squares of a hostile client's would overflow.
   unit = lax.stop_gradient(algebra.power_of_two(
       jnp.max(jnp.abs(gaps), -1, initial=0)))
-  squares = jnp.sum(jnp.square(gaps / unit[..., None]), -1)
-  apart = squares > 0
-  return unit * jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
+  return unit * algebra.safe_sqrt(
+      jnp.sum(jnp.square(gaps / unit[..., None]), -1))
