@@ -83,6 +83,11 @@ def _federation_struct(saved: dict[str, Any]) -> Federation:
       num_classes=saved['num_classes'])
 
 
+# What only a run of `fit` has, which has its data and what it measured.
+_OF_FIT = ('bounds', 'class_metrics', 'federations', 'metrics', 'options',
+           'per_client', 'plot', 'resume', 'workdir')
+
+
 class Run(NamedTuple):
   """A finished run.
 
@@ -113,6 +118,13 @@ class Run(NamedTuple):
     return (f'Loaded run of {self.spec.method} (round {self.round:,}, seeds '
             f'{", ".join(map(str, self.states))}, {self.spec.num_classes} '
             f'classes, inputs {self.spec.input_shape})')
+
+  def __getattr__(self, name: str) -> Any:
+    if name in _OF_FIT:
+      raise AttributeError(
+          f'a loaded run has no {name}; fedjax_ssl.fit(workdir=FOLDER) gives '
+          'a run that has.')
+    raise AttributeError(f'a loaded run has no {name!r}')
 
   def check_seed(self, seed: int | None) -> None:
     """Raises ValueError if the run has no such seed; None is the first."""

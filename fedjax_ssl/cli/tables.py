@@ -302,7 +302,8 @@ def run(chosen: Plan, budget: float, began: float) -> int:
       f'{done} runs done, {failed} failed, '
       + (f'{skipped} skipped, ' if skipped else '') + f'{len(left)} left'
       + ('; the same command continues.' if left else
-         '; the same command tries again.' if failed else '.'))
+         '; the same command tries again.' if failed else '.')
+      + f' Results: {stored}.')
   return 1 if failed else 0
 
 
@@ -351,7 +352,8 @@ def _plan(args: argparse.Namespace) -> Plan:
   bad = [f for f in flags if not f.startswith('--')
          or f[2:].partition('=')[0] in _OWN]
   if bad:
-    raise ValueError(f'{bad[0]} cannot be given to all cells.')
+    raise ValueError(f'{bad[0]} is no flag that all cells may be given: they '
+                     f'set {", ".join(_OWN[:3])} themselves.')
   place = args.data_dir
   if place == '':
     raise ValueError('--data_dir= is empty; name a folder or leave it out.')
@@ -455,9 +457,11 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('--data_dir', help='as of `fedjax-ssl train`')
   parser.add_argument('--variant', default='', metavar='NAME',
                       help='name of the results with the flags after --')
-  parser.add_argument('--runs', default='runs/tables', help='folder of runs')
+  parser.add_argument('--runs', default='runs/tables',
+                      help='folder of runs (default: %(default)s)')
   parser.add_argument('--results', default=str(_results()),
-                      help='folder of results, a file a cell')
+                      help='folder of results, a file a cell (default: '
+                      '%(default)s)')
   parser.add_argument('--tables', default=str(cells.TABLES),
                       help="folder of the papers' tables")
   parser.add_argument('--scripts', help='folder with a script for each '

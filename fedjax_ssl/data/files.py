@@ -25,7 +25,10 @@ class DataNameError(DataError, checks.FieldError):
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-  """Raises DataError unless `path` is a plain file; a pipe would block."""
+  """Raises DataError unless `path` is a plain file that may be read.
+
+  A pipe would block.
+  """
   try:
     mode = os.stat(path).st_mode
   except (OSError, ValueError) as error:
@@ -34,6 +37,11 @@ def check_regular(path: str | os.PathLike[str]) -> None:
   if not stat.S_ISREG(mode):
     kind = next((words for test, words in _KINDS if test(mode)), 'none')
     raise DataError(f'must be a file, and is {kind}')
+  try:
+    with open(path, 'rb'):
+      pass
+  except OSError as error:
+    raise DataError(f'cannot be read ({error.strerror})') from None
 
 
 def read_arrays(path: str | os.PathLike[str],

@@ -169,13 +169,18 @@ class Run:
       seed: which of the run's seeds; the first by default.
 
     Returns:
-      By name an array [N]: client, rows, labels, accuracy and, where clients
-      keep their models, local_accuracy; see `training.per_client`.
+      By name an array [N]: client, its name where the data have one, rows,
+      labels, accuracy on test rows weighed as the client's classes are and,
+      where clients keep their models, local_accuracy; see
+      `training.per_client`.
     """
     self._model.check_seed(seed)
     seed = self._job.seeds[0] if seed is None else seed
-    return per_client_lib.table(self._judges, self.states[seed],
-                                self.federations[seed])
+    found = per_client_lib.table(self._judges, self.states[seed],
+                                 self.federations[seed])
+    names = self._job.facts.get('client_names')
+    return found if names is None else {
+        'client': found.pop('client'), 'name': np.array(names), **found}
 
   @functools.cached_property
   def _judges(self) -> per_client_lib.Programs:

@@ -16,6 +16,8 @@ from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import FieldError
 from fedjax_ssl.core import checks, flag_kinds, knobs, registry
 from fedjax_ssl.core.types import Federation, Method
+from fedjax_ssl.data import datasets
+from fedjax_ssl.data.datasets import files
 from fedjax_ssl.fitting import inputs
 from fedjax_ssl.fitting.run import Run
 from fedjax_ssl.report import command
@@ -36,6 +38,8 @@ _SHORT = {'clients': 'num_clients', 'rounds': 'num_rounds'}
 # a report, for which there is a program.
 _PROGRAMS = ('eval_only', *flag_kinds.PROCESSES, 'report')
 _OWN = ('workdir', 'method', 'dataset')  # Arguments with names of their own.
+_METHOD = 'fixmatch'  # If none is given.
+_OF_DATA = (*files.KEYS, *files.BESIDE)  # Given with the arrays.
 _VIEW = 'a function with a name, (*, knobs) -> ((key, images) -> images)'
 # Options that may be functions: for messages what they are, a text, and how
 # they are called.
@@ -52,10 +56,10 @@ _FUNCTIONS = {
                     'knobs) -> ((round) -> factor)')}
 
 
-def fit(method: str | Callable[..., Method] = 'fixmatch',
+def fit(method: str | Callable[..., Method] | None = None,
         dataset: str | Federation | data.Dataset
-        | Mapping[str, npt.ArrayLike] | Sequence[npt.ArrayLike] = 'digits', *,
-        workdir: str | os.PathLike[str] | None = None,
+        | Mapping[str, npt.ArrayLike] | Sequence[npt.ArrayLike] | None = None,
+        *, workdir: str | os.PathLike[str] | None = None,
         setting: str | settings.Setting | None = None, progress: bool = True,
         **options: object) -> Run:
   """Trains a method on data that is dealt out to clients.
@@ -66,14 +70,16 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
 
   Args:
     method: a name with knobs if any, as in 'fixmatch(threshold=0.8)', or a
-      function (task, *, knobs) -> Method.
+      function (task, *, knobs) -> Method. None is that of the run in workdir,
+      or else 'fixmatch'.
     dataset: a name that `data.load` knows; the arrays x_train, y_train, x_test
       and y_test, in this order or by name, then with all else that
       `data.datasets.files.read_npz` takes (images are not mirrored; a
       data.Dataset says more); or a Federation, whose rows stay where they are.
+      None is the name that the run in workdir has, or else 'digits'.
     workdir: folder for all that the programs write. A run that is in it is
-      continued, and options that are not given are taken from it, except for
-      method and dataset. None leaves nothing behind.
+      continued, and what is not given is taken from it. None leaves nothing
+      behind.
     setting: how rows are dealt, and defaults: a name that `fedjax-ssl list
       settings` shows, or a `running.settings.Setting`. By default that of the
       run in workdir, or else digits_dirdir for 'digits' and own_data for all
@@ -95,7 +101,7 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
     TypeError: for an option that is not known, or data of another kind.
     KeyboardInterrupt: if a signal was heard; what is done is saved.
   """
-  given = _given(method, options)
+  given = _given(_METHOD if method is None else method, options)
   if not isinstance(progress, bool):
     raise FieldError('progress', repr(progress), 'must be True or False.')
   if workdir is not None:
@@ -103,7 +109,9 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
       raise FieldError('workdir', workdir, 'must be the path of a folder.')
     given['workdir'] = os.path.expanduser(os.fspath(workdir))
   stored = workdir_lib.stored_config(given.get('workdir'))
-  source = inputs.source(dataset)
+  if method is None:
+    method = stored['flags']['method'] if stored else _METHOD
+  source = inputs.source(_dataset(stored) if dataset is None else dataset)
   for place in checks.words(given.get(
       'imports', stored['flags'].get('imports') if stored else ())):
     registry.import_place(place)
@@ -121,6 +129,19 @@ def fit(method: str | Callable[..., Method] = 'fixmatch',
   jobs = _jobs(told, given, found, source)
   run = Run(jobs, temporary, stream=None if progress else io.StringIO())
   return run.resume(told.num_rounds)
+
+
+def _dataset(stored: Mapping[str, Any]) -> str:
+  """Returns the name of the data of a stored run; the default without one.
+
+  Raises:
+    FieldError: if the run was given its data.
+  """
+  name: str = stored['flags']['dataset'] if stored else 'digits'
+  if name in (datasets.ARRAYS, datasets.FEDERATION):
+    raise FieldError('dataset', None, 'the run in workdir was given its '
+                     f'data ({name}); give them again.')
+  return name
 
 
 def _as_knob(method: str | Callable[..., Method], word: str, value: Any
@@ -145,7 +166,8 @@ def _given(method: str | Callable[..., Method], options: Mapping[str, Any]
     name = _SHORT.get(word, word)
     if name not in known:
       why = (' It is of the programs.' if name in _PROGRAMS else
-             _as_knob(method, word, value)
+             f" It is one of the data's: {{'x_train': x, ..., {word!r}: ...}}."
+             if word in _OF_DATA else _as_knob(method, word, value)
              or checks.near(word, [*known, *_SHORT, 'setting', 'progress']))
       raise TypeError(f'fit has no option {word!r}.{why} All options are the '
                       'fields of fedjax_ssl.config.Config.')

@@ -350,5 +350,5 @@ def _reason(error: OSError) -> str:
   hints = {errno.ENOSPC: 'the disk is full', errno.EROFS: 'it is read-only',
            errno.ENOTDIR: 'part of the path is a file',
            errno.EEXIST: 'it is a file, or a link to nothing',
-           errno.EACCES: 'no permission to write'}
+           errno.EACCES: 'no permission'}
   return hints.get(error.errno or 0, error.strerror or str(error))

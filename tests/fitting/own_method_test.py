@@ -41,6 +41,14 @@ def no_number(task):
   return made(task, lambda *a: (jnp.ones(3), Aux({}, {})))
 
 
+def other_memory(task):
+  def loss(model, given, batch, key):
+    del given, batch, key
+    value = sum(x.sum() for x in jax.tree.leaves(model.params))
+    return value, Aux({}, {}, jnp.zeros(3))
+  return made(task, loss, remember=lambda f: jnp.zeros((f.num_clients, 2)))
+
+
 def strange_option(task):
   return made(task, weightng='uniform')
 
@@ -77,6 +85,7 @@ def fit(method, **options):
     (few_arguments, 'takes 3 positional arguments but 4 were given'),
     (no_aux, r'its loss returns an array; allowed is \(loss, Aux\('),
     (no_number, r'its loss has the shape \[3\]'),
+    (other_memory, r'its loss gives float32\[3\], not float32\[2\] as Aux.mem'),
     (strange_option, "unexpected keyword argument 'weightng'"),
     (fails, "KeyError: 'absent'"),
     (strange_streams, 'bth.* Allowed: both, labeled, unlabeled'),

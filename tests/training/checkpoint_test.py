@@ -34,6 +34,23 @@ def test_restores_the_newest_step_bit_for_bit(folder):
   assert_restores(folder, 2)
 
 
+def test_a_reader_finds_the_step_that_replaced_the_one_it_read(
+    tmp_path, monkeypatch, caplog):
+  writer, reader = (checkpoint.Checkpoints(tmp_path) for _ in range(2))
+  writer.save(1, make_tree(1))
+  read = reader._read_header
+  def late(step):
+    if step.name == '1':
+      for round_ in (2, 3):  # The first is removed: two are kept.
+        writer.save(round_, make_tree(round_))
+    return read(step)
+  monkeypatch.setattr(reader, '_read_header', late)
+  result = reader.restore(make_tree(0))
+  assert result is not None and result[0] == 3
+  assert_same_bits(result[1], make_tree(3))
+  assert 'damaged' not in caplog.text
+
+
 def test_nothing_saved_is_none(tmp_path):
   steps = checkpoint.Checkpoints(tmp_path / 'missing')
   assert steps.latest() is None

@@ -178,9 +178,10 @@ def main(argv: Sequence[str]) -> int:
       if '\0' in getattr(args, name):
         raise grid.GridError(f'--{name}={getattr(args, name)!r} holds a zero '
                              'byte, which no file has.')
-    if args.slots < 1 or args.retries < 0:
-      raise grid.GridError(f'--slots={args.slots} must be at least 1 and '
-                           f'--retries={args.retries} at least 0.')
+    for name, least in (('slots', 1), ('retries', 0)):
+      if getattr(args, name) < least:
+        raise grid.GridError(f'--{name}={getattr(args, name)} must be at '
+                             f'least {least}.')
     env = _environment(args.env)
     known = study.recognised(out, read_cells(args.grid))
     cells = grid.shard(known, args.shard)

@@ -147,7 +147,8 @@ def conflict(out: pathlib.Path, cell: grid.Cell) -> str:
   """
   setting, record = asked.setting_of(cell), cells_lib.record(out, cell)
   same = record.get('fingerprint') == cells_lib.fingerprint(cell)
-  if not setting or not record or same and record.get('state') != 'failed':
+  # A sweep that was killed has left no record of the run that it had begun.
+  if not setting or same and record.get('state') != 'failed':
     return ''
   stored = cells_lib.config_of(cells_lib.folder(out, cell), 'flags')
   if not stored:

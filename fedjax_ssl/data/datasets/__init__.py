@@ -318,8 +318,13 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
     data_dir = os.path.expanduser(data_dir)
     path = pathlib.Path(data_dir) / file
     # A bucket is read by TensorFlow Datasets only.
-    if '://' not in os.fspath(data_dir) and not path.parent.is_dir():
-      raise checks.FieldError('data_dir', os.fspath(data_dir), 'is no folder.')
+    if '://' not in os.fspath(data_dir):
+      if not path.parent.is_dir():
+        raise checks.FieldError('data_dir', os.fspath(data_dir),
+                                'is no folder.')
+      if not os.access(path.parent, os.R_OK | os.X_OK):
+        raise checks.FieldError('data_dir', os.fspath(data_dir),
+                                'cannot be read: no permission.')
     if path.exists():
       return files.read_npz(path)
     if path.with_suffix('.csv').exists():

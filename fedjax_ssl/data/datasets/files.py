@@ -355,7 +355,9 @@ def _labels(part: str, labels: np.ndarray) -> np.ndarray:
                     '[D] and [D, 1], one class each')
   if labels.dtype.kind not in 'iu':
     raise DataError(f'{part} labels have dtype {labels.dtype}; allowed are '
-                    'integers and words')
+                    'integers and words' + (
+                        ', -1 for a row without a label'
+                        if part == 'train' else ''))
   if not labels.size:
     raise DataError(f'{part} labels are empty')
   least = -1 if part == 'train' else 0

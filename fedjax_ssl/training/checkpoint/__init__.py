@@ -188,8 +188,11 @@ class Checkpoints:
   def _newest(self, wanted: Mapping[str, Any]
               ) -> tuple[int, dict[str, np.ndarray]] | None:
     """Round and leaves of the newest sound step."""
-    rounds = self.rounds()
-    for round_ in reversed(rounds):
+    tried: set[int] = set()
+    # They are listed each time: a run in training removes steps as it goes on.
+    while left := {*self.rounds()} - tried:
+      round_ = max(left)
+      tried.add(round_)
       step = self._directory / str(round_)
       try:
         header = self._read_header(step)
@@ -197,9 +200,10 @@ class Checkpoints:
         self._check_run(step, header['metadata'])
         return round_, self._read_leaves(step, header)
       except _StepError as error:
-        logging.warning('Checkpoint %s is damaged (%s); using the one before '
-                        'it.', step, error)
-    if rounds:
+        if step.exists():
+          logging.warning('Checkpoint %s is damaged (%s); using the one before '
+                          'it.', step, error)
+    if tried:
       logging.warning('No checkpoint in %s can be read.', self._directory)
     return None
 

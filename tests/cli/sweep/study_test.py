@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 
@@ -99,6 +100,15 @@ def test_a_run_that_cannot_go_on_is_refused_at_the_start(begun, more, differs):
                     '; give another --out.\n')
     assert not printed or options
   assert (begun / f'{NAME}.log').read_bytes() == before
+
+
+def test_a_run_that_a_killed_sweep_had_begun_is_refused_too(begun, tmp_path):
+  shutil.copytree(begun, tmp_path / 'out')
+  (tmp_path / 'out' / '.sweep' / f'{NAME}.json').unlink()
+  for method, differs in (('fixmatch(threshold=0.9)', ''),
+                          ('uda', 'method fixmatch(threshold=0.9) -> uda')):
+    cell, = grid.parse('\n'.join([*SHORT, f'--method={method}']))
+    assert study.conflict(tmp_path / 'out', cell) == differs
 
 
 @pytest.mark.parametrize('more', [

@@ -1,0 +1,51 @@
+"""What `fit` takes from a folder, and what it says of a run there."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedjax_ssl
+
+SHORT: dict[str, Any] = {
+    'model': 'linear', 'weak': 'none', 'strong': 'none', 'cohort_size': 2,
+    'labels_per_class': 2, 'progress': False}
+
+
+def test_a_folder_is_enough_to_go_on(tmp_path):
+  first = fedjax_ssl.fit('fixmatch(threshold=0.5)', 'digits', rounds=1,
+                         clients=3, workdir=tmp_path, **SHORT)
+  again = fedjax_ssl.fit(workdir=tmp_path, progress=False)
+  assert again.options == first.options and again.round == 1
+  np.testing.assert_array_equal(again.metrics['accuracy'],
+                                first.metrics['accuracy'])
+  loaded = fedjax_ssl.load(tmp_path)
+  with pytest.raises(AttributeError, match=r'no plot; fedjax_ssl.fit\(workdir'):
+    loaded.plot()  # type: ignore[attr-defined]
+  assert not hasattr(loaded, 'other')
+
+
+def test_data_that_a_run_was_given_are_given_again(tmp_path):
+  rng = np.random.default_rng(0)
+  y = np.arange(40) % 4
+  x = rng.integers(0, 256, (40, 8, 8), dtype=np.uint8)
+  names = np.array(['cy', 'anna', 'bo', 'di'])[np.arange(40) // 10]
+  data: dict[str, Any] = {
+      'x_train': x, 'y_train': y, 'x_test': x[:8], 'y_test': y[:8],
+      'client_train': names}
+  run = fedjax_ssl.fit('fedavg', data, rounds=1, workdir=tmp_path, **SHORT)
+  table = run.per_client()
+  assert table['name'].tolist() == ['anna', 'bo', 'cy', 'di']
+  held = (table['rows'][table['name'] == 'cy'], len(run.federations[0].clients
+                                                   .num_labeled))
+  assert held[0] <= 10 and held[1] == 4
+  with pytest.raises(ValueError, match=r'was given its data \(arrays\)'):
+    fedjax_ssl.fit(workdir=tmp_path, progress=False)
+  again = fedjax_ssl.fit(None, data, workdir=tmp_path, progress=False)
+  assert again.options.method == 'fedavg'
+
+
+def test_what_belongs_to_the_data_is_no_option():
+  with pytest.raises(TypeError, match="of the data's: .*'client_train': ...}"):
+    fedjax_ssl.fit('fedavg', 'digits', client_train=[0, 1])
