@@ -46,11 +46,11 @@ FLAGS = flags.FLAGS
 flags.DEFINE_multi_enum('study', ['cohort', 'clients', 'alpha', 'seeds'],
                         ['cohort', 'clients', 'alpha', 'seeds', 'kept'],
                         'Which; may be given several times.')
-flags.DEFINE_list('cohort_sizes', ['8', '32', '128', '512', '1024'],
+flags.DEFINE_list('cohort_sizes', ['8', '32', '128', '512'],
                   'Clients of a round.')
 flags.DEFINE_list('num_clients', ['100', '1000', '10000', '100000'],
                   'Clients of the federation.')
-flags.DEFINE_list('alphas', ['0.05', '0.1', '0.5', '1', '10', '100'],
+flags.DEFINE_list('alphas', ['0.1', '1', '100'],
                   'Dirichlet parameters.')
 flags.DEFINE_list('seed_counts', ['1', '2', '4', '8'], 'Seeds.')
 flags.DEFINE_list('chunk_sizes', ['2', '5', '0'], 'Of masked shares under '

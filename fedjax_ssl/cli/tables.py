@@ -275,6 +275,7 @@ def run(chosen: Plan, budget: float, began: float) -> int:
   done = failed = skipped = 0
   stored = chosen.results / chosen.folder().name
   with _alone(chosen.folder(), stored):
+    printing.say(f'Results: {stored}')
     left = steps(chosen)
     while left and deadline - time.monotonic() > 2 * child.grace(budget):
       step = left.pop(0)
@@ -302,8 +303,7 @@ def run(chosen: Plan, budget: float, began: float) -> int:
       f'{done} runs done, {failed} failed, '
       + (f'{skipped} skipped, ' if skipped else '') + f'{len(left)} left'
       + ('; the same command continues.' if left else
-         '; the same command tries again.' if failed else '.')
-      + f' Results: {stored}.')
+         '; the same command tries again.' if failed else '.'))
   return 1 if failed else 0
 
 
@@ -352,8 +352,8 @@ def _plan(args: argparse.Namespace) -> Plan:
   bad = [f for f in flags if not f.startswith('--')
          or f[2:].partition('=')[0] in _OWN]
   if bad:
-    raise ValueError(f'{bad[0]} is no flag that all cells may be given: they '
-                     f'set {", ".join(_OWN[:3])} themselves.')
+    raise ValueError(f'{bad[0]} cannot be given to all cells, which set '
+                     f'{", ".join(_OWN[:3])} themselves.')
   place = args.data_dir
   if place == '':
     raise ValueError('--data_dir= is empty; name a folder or leave it out.')

@@ -150,9 +150,6 @@ def gradient_step(loss_fn: LossFn, optimizer: optax.GradientTransformation,
                      batch, key)
     (loss, (stats, metrics, memory)), grads = jax.value_and_grad(
         loss_of, has_aux=True)(learner.model.params)
-    if fault := tree.unlike(memory, learner.memory):
-      raise ValueError(f'its loss {fault} as Aux.memory; it must keep the form '
-                       'of Given.memory.')
     params, opt_state = descend(optimizer, grads, learner.opt_state,
                                 learner.model.params, factor)
     return (Learner(Variables(params, stats), opt_state, memory),

@@ -269,13 +269,9 @@ def _with_last(task: Task, backbone: PyTree, params: PyTree) -> PyTree:
 def _features(task: Task, backbone: Variables, view: Batch, key: jax.Array
               ) -> tuple[jax.Array, PyTree]:
   """float32[B, F] in training, and the statistics after the batch."""
-  # Networks give features on their way to logits, so they need a last layer.
-  shapes = jax.eval_shape(task.model.init, jax.random.key(0)).params
-  place = last_layer.place(task.model)
-  none = tree.zeros_like(last_layer.at(shapes, place))
   found, _, after = network.forward_with_features(
-      task, backbone._replace(params=last_layer.put(
-          backbone.params, place, none)), view, key=key)
+      task, backbone._replace(params=last_layer.filled(
+          task.model, backbone.params)), view, key=key)
   return found, after
 
 

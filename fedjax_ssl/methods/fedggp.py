@@ -154,7 +154,7 @@ def second_chances(probabilities: Array, tail: Array, choices: int
           jnp.where(is_tail.any(-1), weight, 0))
 
 
-def moved(frequencies: Array, learnt: Learnt, decay: float) -> jax.Array:
+def moved(frequencies: Array, learnt: Learnt, *, decay: float) -> jax.Array:
   """Computes Phi after a round.
 
   Args:
@@ -242,7 +242,7 @@ def fedggp(task: Task, *, profile: str = 'paper', agree: bool | None = None,
              ) -> tuple[Server, Metrics]:
     del cohort, context, key
     return Server(assemble.moved(server.model, update.mean), moved(
-        server.frequencies, update.counts, s.decay)), {}
+        server.frequencies, update.counts, decay=s.decay)), {}
 
   return assemble.assemble(
       task, init=init, aggregate=finish, pseudo_label=pseudo_label,

@@ -54,7 +54,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import checks, knobs, tree
+from fedjax_ssl.core import checks, knobs
 from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import (
   Array,
@@ -370,10 +370,7 @@ def _parts(task: Task, s: _Settings, model: Variables, weak: Batch,
   unknown = weak.mask - known
   both = network.joined([weak, strong])
   other = part(model, _INSTANCES)
-  shapes = jax.eval_shape(task.model.init, key).params
-  place = last_layer.place(task.model)
-  other = other._replace(params=last_layer.put(
-      other.params, place, tree.zeros_like(last_layer.at(shapes, place))))
+  other = other._replace(params=last_layer.filled(task.model, other.params))
   plain, _, other_stats = network.forward_with_features(
       task, other, both, key=jax.random.fold_in(key, 2))
   projections, top_stats = projector.project(

@@ -111,6 +111,17 @@ def without(params: Any, path: tuple[str, ...]) -> Any:
   return rest
 
 
+def filled(model: types.Model, params: Any) -> Any:
+  """Returns the parameters with a last layer of zeros, even if they have none.
+
+  Networks give features on their way to logits, so they need one.
+  """
+  path = place(model)
+  shapes = at(jax.eval_shape(model.init, jax.random.key(0)).params, path)
+  return put(params, path, jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+
+
 def _finished(calls: list[_Call]) -> jax.Array:
   found = calls[-1].inputs
   return found.astype(jnp.promote_types(found.dtype, jnp.float32))

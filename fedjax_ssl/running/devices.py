@@ -86,7 +86,8 @@ def join(options: Config) -> None:
 
 def _count_cpu_devices(options: Config, num_processes: int) -> None:
   """Sets how many devices JAX makes of this process's CPU."""
-  if not options.num_devices and _FORCED in os.environ.get('XLA_FLAGS', ''):
+  forced = re.search(rf'{_FORCED}=(\d+)', os.environ.get('XLA_FLAGS', ''))
+  if forced and options.num_devices <= int(forced[1]) * num_processes:
     return
   cores = environment.cores()
   wanted = -(-(options.num_devices or min(

@@ -105,6 +105,18 @@ def _to_row(round_: int, seed: int, totals: Totals, scores: Metrics) -> Row:
   return Row(round_, seed, {**means, **scores})
 
 
+def check_names(totals: Totals) -> None:
+  """Raises ValueError for a metric named as what an evaluation gives.
+
+  The row would have one of the two.
+  """
+  scores = jax.eval_shape(evaluate.scores, jax.ShapeDtypeStruct(
+      (1, 2), jnp.float32), jax.ShapeDtypeStruct((1,), jnp.int32))
+  if taken := sorted({'round', 'seed', *scores} & {*totals.sums}):
+    raise ValueError(f'its metric {taken[0]!r} has the name of one that an '
+                     'evaluation gives; give it another.')
+
+
 def checkpoint_template(method: Method, federation: Any, state: Any,
                         seeds: Sequence[int],
                         place: client_rows.Place = client_rows.ON_DEVICES

@@ -41,6 +41,13 @@ def no_number(task):
   return made(task, lambda *a: (jnp.ones(3), Aux({}, {})))
 
 
+def accuracy_of_its_own(task):
+  def loss(model, *unused):
+    value = sum(x.sum() for x in jax.tree.leaves(model.params))
+    return value, Aux({}, {'accuracy': value})
+  return made(task, loss)
+
+
 def other_memory(task):
   def loss(model, given, batch, key):
     del given, batch, key
@@ -85,6 +92,7 @@ def fit(method, **options):
     (few_arguments, 'takes 3 positional arguments but 4 were given'),
     (no_aux, r'its loss returns an array; allowed is \(loss, Aux\('),
     (no_number, r'its loss has the shape \[3\]'),
+    (accuracy_of_its_own, "its metric 'accuracy' has the name of one that an "),
     (other_memory, r'its loss gives float32\[3\], not float32\[2\] as Aux.mem'),
     (strange_option, "unexpected keyword argument 'weightng'"),
     (fails, "KeyError: 'absent'"),

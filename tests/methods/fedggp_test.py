@@ -60,9 +60,9 @@ def test_frequencies_move_to_what_is_learnt_less_what_is_too_much():
   third = jnp.full(3, 1 / 3)
   for part in (1, 7.5):
     np.testing.assert_allclose(fedggp.moved(third, tree.scale(
-        learnt, part), .9), want, rtol=1e-5)
+        learnt, part), decay=.9), want, rtol=1e-5)
   np.testing.assert_array_equal(
-      fedggp.moved(third, tree.zeros_like(learnt), .9), third)
+      fedggp.moved(third, tree.zeros_like(learnt), decay=.9), third)
 
 
 def _rare(text, phi):

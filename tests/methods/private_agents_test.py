@@ -167,7 +167,7 @@ class Agent:
       client = ToAgent(jnp.int32(0), shard, (), federation.train._replace(
           inputs=inputs), federation.validation, jnp.int32(0), jnp.int32(0))
       return private_agents.train(
-          task, problem, scope, plan, self.nets, optimizers, client,
+          problem, scope, plan, self.nets, optimizers, client,
           jnp.int32(1), noise, root)
     self._private = jax.jit(private)
 

@@ -53,5 +53,6 @@ def test_a_client_with_labels_of_some_rows_and_one_without():
 
 def test_the_frequencies_after_a_round():
   found = fedggp.moved(PHI, fedggp.Learnt(
-      jnp.asarray(STORED['total']), jnp.asarray(STORED['labels_used'])), 0.9)
+      jnp.asarray(STORED['total']), jnp.asarray(STORED['labels_used'])),
+                       decay=0.9)
   ours.close(found, STORED['moved'], 1e-6)

@@ -173,15 +173,18 @@ def test_layers_of_real_size_do_not_see_the_threads(
 
 
 _JOINED = """
+import sys
 import jax
 from fedjax_ssl import config
 from fedjax_ssl.running import devices
-devices.join(config.Config(cohort_size=2))
+devices.join(config.Config(cohort_size=2, num_devices=int(sys.argv[1])))
 print(len(jax.devices()))
 """
 
 
-def test_a_number_of_devices_that_xla_is_told_stays(run_python):
-  assert run_python(_JOINED, env={
+@pytest.mark.parametrize('asked, made', [(0, 3), (2, 3), (4, 4)])
+def test_a_number_of_devices_that_xla_is_told_stays(run_python, asked, made):
+  """Unless the run needs more."""
+  assert run_python(_JOINED, str(asked), env={
       'JAX_NUM_CPU_DEVICES': '-1',
-      'XLA_FLAGS': '--xla_force_host_platform_device_count=3'}) == '3\n'
+      'XLA_FLAGS': '--xla_force_host_platform_device_count=3'}) == f'{made}\n'

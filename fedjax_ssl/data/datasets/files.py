@@ -14,7 +14,7 @@ from fedjax_ssl.data.datasets import names as names_lib
 from fedjax_ssl.data.files import DataError as DataError
 
 _CLIENTS, _CLASSES = 'client_train', 'class_names'
-_WORDS = {True: 'words', False: 'no words'}
+_KINDS = {**dict.fromkeys('US', 'words'), **dict.fromkeys('iuf', 'numbers')}
 
 # Key names of the parts: Keras' mnist.npz, and MedMNIST.
 PARTS = {'train': ('x_train', 'y_train'), 'validation': ('x_val', 'y_val'),
@@ -169,14 +169,13 @@ def _numbered(arrays: Arrays, given: np.ndarray | None
   names = None if given is None else names_lib.check_names(given)
   arrays = {part: (inputs, _words_of(labels))
             for part, (inputs, labels) in arrays.items()}
-  of_words = {part: labels.dtype.kind in 'US'
-              for part, (_, labels) in arrays.items()}
-  for part, called in of_words.items():
-    if called != of_words['train'] and arrays[part][1].size:
-      raise DataError(f'labels of {part} are {_WORDS[called]}, those of train '
-                      f'{_WORDS[not called]}; name the classes alike in all '
-                      'parts')
-  if not of_words['train']:
+  kinds = {part: _KINDS.get(labels.dtype.kind)
+           for part, (_, labels) in arrays.items() if labels.size}
+  for part, kind in kinds.items():
+    if None not in (kind, kinds.get('train')) and kind != kinds['train']:
+      raise DataError(f'labels of {part} are {kind}, those of train '
+                      f'{kinds["train"]}; name the classes alike in all parts')
+  if arrays['train'][1].dtype.kind not in 'US':
     return arrays, names
   words = {part: names_lib.as_words(f'labels of {part}', labels)
            for part, (_, labels) in arrays.items()}

@@ -345,7 +345,7 @@ def _private_pass(s: _Settings) -> rounds.Pass:
 
   def update(payload: _ToAgent, client: Client, key) -> Update:
     nets = private_agents.train(
-        task, s.problem, scope, plan, payload.nets, s.optimizers(client.round),
+        s.problem, scope, plan, payload.nets, s.optimizers(client.round),
         client, payload.terms.steps_in(client.round), payload.terms.noise, key)
     # No metrics: what a loss says of private rows would carry no noise.
     return Update(tree.subtract(nets, payload.nets),

@@ -85,7 +85,7 @@ def without_labels(state: Any, federation: Federation, key: jax.Array
   return sampling.unlabeled_clients(size)(state, federation, key)
 
 
-def train(task: Task, problem: gmixup.Problem, scope: str,
+def train(problem: gmixup.Problem, scope: str,
           plan: private_labels.Plan, nets: gmixup.Nets,
           optimizers: dict[str, optax.GradientTransformation], client: Any,
           steps: jax.Array, noise: jax.Array, key: jax.Array) -> gmixup.Nets:
@@ -100,8 +100,8 @@ def train(task: Task, problem: gmixup.Problem, scope: str,
   F alone learns from labels, G and D stay as they are here.
 
   Args:
-    task: its labeled batch is the expected size of a step.
-    problem: what the costs of the networks depend on.
+    problem: what the costs of the networks depend on; the labeled batch of its
+      task is the expected size of a step.
     scope: which networks have noise, one of `SCOPES`.
     plan: clipping.
     nets: where to begin.
@@ -114,7 +114,7 @@ def train(task: Task, problem: gmixup.Problem, scope: str,
   Returns:
     The networks after the steps.
   """
-  shard = client.shard
+  task, shard = problem.task, client.shard
   draws = private_labels.Sampling.of(task, shard)
   trained = norms(scope, plan.clip_norm)
   judges = problem.choices.use_real and 'discriminator' in trained

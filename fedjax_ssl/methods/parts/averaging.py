@@ -109,8 +109,17 @@ def train_locally(task: Task, loss_fn: LossFn, model: Variables,
   def loss(now, memory, batch, key):
     return loss_fn(now, Given(model, memory, told), batch, key)
 
+  one = local_training.gradient_step(loss, optimizer, factor)
+
+  def step(learner, batch, key):
+    after, metrics = one(learner, batch, key)
+    if fault := tree.unlike(after.memory, learner.memory):
+      raise ValueError(f'its loss {fault} as Aux.memory; it must keep the form '
+                       'of Given.memory.')
+    return after, metrics
+
   learner, metrics = local_training.train(
-      local_training.gradient_step(loss, optimizer, factor),
+      step,
       local_training.start(model, optimizer, memory),
       batching.batches(task, examples, shard, order_key, streams, round_),
       step_key)
