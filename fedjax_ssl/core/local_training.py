@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -11,12 +13,14 @@ import optax
 
 from fedjax_ssl.core import lanes, tree
 from fedjax_ssl.core.types import (
+  Array,
   COUNTED,
   MEASURABLE,
   Metrics,
   Number,
   PyTree,
   Ratio,
+  Task,
   Variables,
 )
 
@@ -91,6 +95,30 @@ def start(model: Variables, optimizer: optax.GradientTransformation,
           memory: PyTree = None) -> Learner:
   """Returns a learner at `model` with a fresh optimizer state."""
   return Learner(model, optimizer.init(model.params), memory)
+
+
+def clip(gradients: PyTree, most: float) -> PyTree:
+  """Scales gradients down to a global norm of at most `most`; inf is off.
+
+  What is not finite makes NaN, not zeros as in `privacy.clip`: a client that
+  diverges must be seen, so that its update is refused. A factor below what
+  float32 holds, 1.2e-38, is 0.
+  """
+  if most == float('inf'):
+    return gradients
+  norm = tree.global_norm(gradients)
+  return tree.scale(gradients, most / jnp.maximum(norm, most))
+
+
+def clipped(task: Task, most: float) -> Task:
+  """Returns the task whose optimizer gets gradients of `clip`; inf is off."""
+  if math.isinf(most):
+    return task
+  def optimizer(round_: Number) -> optax.GradientTransformation:
+    return optax.chain(
+        optax.stateless(lambda gradients, _: clip(gradients, most)),
+        task.optimizer(round_))
+  return dataclasses.replace(task, optimizer=optimizer)
 
 
 def descend(optimizer: optax.GradientTransformation, grads: PyTree,
@@ -236,3 +264,29 @@ def server_metrics(metrics: Metrics, good: jax.Array) -> Metrics:
   return {'server_loss': Ratio(jnp.where(counts, loss, 0.0),
                                counts.astype(jnp.float32)),
           'num_rejected': 1.0 - good.astype(jnp.float32)}
+
+
+def resumed(task: Task, step: Callable[[optax.GradientTransformation], Step],
+            model: Variables, opt_state: PyTree, batches: Batches,
+            round_: Array, key: jax.Array, *, memory: PyTree = None
+            ) -> tuple[Learner, Metrics]:
+  """Trains with the optimizer's state of the last round, if it is kept.
+
+  Args:
+    task: makes the optimizer.
+    step: optimizer -> a step of `train`.
+    model: the start.
+    opt_state: the optimizer's state; () is a fresh one.
+    batches: to train on.
+    round_: int32[], for the learning rate.
+    key: of the steps.
+    memory: what the loss keeps from step to step, at its start.
+
+  Returns:
+    The learner, and the metrics of `train`.
+  """
+  optimizer = task.optimizer(round_)
+  learner = start(model, optimizer, memory)
+  if jax.tree.leaves(opt_state):
+    learner = learner._replace(opt_state=opt_state)
+  return train(step(optimizer), learner, batches, key)

@@ -75,7 +75,6 @@ from fedjax_ssl.core.types import (
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import (
-  alternate,
   assemble,
   labeled_clients,
   labeling,
@@ -283,7 +282,7 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   labels, sure = _labels(s, table, payload.shares)
   real = jnp.arange(sure.shape[0]) < client.shard.num_unlabeled
   sure &= real & (client.round >= s.warm)
-  kept = alternate.kept(dataclasses.replace(task, local_epochs=1), client,
+  kept = labeling.kept(dataclasses.replace(task, local_epochs=1), client,
                         labels, sure, keys[2])
   made = kept.batches._replace(
       num_steps=labeled_clients.num_steps(

@@ -40,7 +40,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import checks, knobs, tree
+from fedjax_ssl.core import checks, knobs, local_training, tree
 from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import Client, Method, Number, Task, Update
 from fedjax_ssl.losses import moving
@@ -214,11 +214,11 @@ def _client_update(task: Task, s: alternate.Settings, own: _Settings,
   table, spent = labeling.probabilities(task, payload.model, client, keys[0])
   shares = table.sum(0) / jnp.maximum(client.shard.num_unlabeled, 1)
   after = debiased(table, shares) if own.debias else table
-  kept = alternate.kept(
+  kept = labeling.kept(
       task, client, after.argmax(-1).astype(jnp.int32),
       after.max(-1) >= own.threshold, keys[1])
-  learner, metrics = alternate.trained(
-      task, s, alternate.descending(task, _loss_fn(
+  learner, metrics = local_training.resumed(
+      task, alternate.descending(task, _loss_fn(
           task, own, kept.shard.num_unlabeled)), payload.model,
       client.memory.opt_state, kept.batches, client.round, keys[4],
       memory=shares)

@@ -197,10 +197,10 @@ def _client_update(task: Task, s: alternate.Settings, own: _Settings,
   overall, bars = client_thresholds(table, client.shard.num_unlabeled)
   if own.thresholds == 'fixed':
     bars = jnp.full_like(bars, own.threshold)
-  kept = alternate.kept(task, client, labels, sure >= bars[labels], keys[1])
+  kept = labeling.kept(task, client, labels, sure >= bars[labels], keys[1])
   step = functools.partial(_step, task, own, sure[kept.order] >= own.threshold)
-  learner, metrics = alternate.trained(
-      task, s, step, payload.model, memory.opt_state, kept.batches,
+  learner, metrics = local_training.resumed(
+      task, step, payload.model, memory.opt_state, kept.batches,
       client.round, keys[2])
   takes_part = kept.batches.num_steps > 0
   weight = jnp.float32(1)

@@ -67,7 +67,6 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.losses import moving
 from fedjax_ssl.methods.parts import (
-  alternate,
   assemble,
   averaging,
   labeled_clients,
@@ -245,8 +244,7 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
   s = _Settings(threshold, low_threshold, least_weight,
                 entropy_weight=entropy_weight, temperature=temperature,
                 decay=decay, **chosen)
-  local = alternate.Settings(0.0, clip_norm, keep_momentum, 0, 0)
-  task = alternate.settled(task, local)
+  task = local_training.clipped(task, clip_norm)
 
   def init(key: jax.Array, federation: Federation
            ) -> tuple[assemble.Server, PyTree]:
@@ -267,8 +265,8 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
             num_steps=labeled_clients.num_steps(task, client.shard, passes))
     loss_fn = averaging.keeping_stats(
         task, functools.partial(_loss, task, s))
-    learner, metrics = alternate.trained(
-        task, local, lambda optimizer: local_training.gradient_step(
+    learner, metrics = local_training.resumed(
+        task, lambda optimizer: local_training.gradient_step(
             loss_fn, optimizer, jnp.where(known, 1, unlabeled_rate)),
         payload.model, client.memory.opt_state, made, client.round, step_key,
         memory=client.memory.seen)

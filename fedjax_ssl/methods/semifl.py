@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import knobs
+from fedjax_ssl.core import knobs, local_training
 from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
   Batch,
@@ -124,7 +124,7 @@ def _client_update(task: Task, s: alternate.Settings, threshold: float,
   keys = jax.random.split(key, 5)
   table, spent = labeling.probabilities(task, payload.model, client, keys[0])
   labels = table.argmax(-1).astype(jnp.int32)
-  kept = alternate.kept(task, client, labels, table.max(-1) >= threshold,
+  kept = labeling.kept(task, client, labels, table.max(-1) >= threshold,
                         keys[1])
   made = kept.batches
   if mixing.weight:
@@ -133,8 +133,8 @@ def _client_update(task: Task, s: alternate.Settings, threshold: float,
         task, client.train, kept.shard._replace(
             unlabeled=jnp.asarray(client.shard.unlabeled)[places]),
         keys[3], 'unlabeled', pseudo_labels=labels[places]))
-  learner, metrics = alternate.trained(
-      task, s, alternate.descending(task, _loss_fn(task, mixing)),
+  learner, metrics = local_training.resumed(
+      task, alternate.descending(task, _loss_fn(task, mixing)),
       payload.model, client.memory, made, client.round, keys[4])
   return alternate.update(
       client, payload.model, learner,

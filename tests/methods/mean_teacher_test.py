@@ -9,10 +9,10 @@ import optax
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.core import client_weights, sampling, tree
+from fedjax_ssl.core import client_weights, local_training, sampling, tree
 from fedjax_ssl.core.types import Client, State
 from fedjax_ssl.methods import fedirm
-from fedjax_ssl.methods.parts import labeled_clients, mean_teacher
+from fedjax_ssl.methods.parts import labeled_clients
 from tests import toy
 from tests.methods.rscfed_test import same, UNLABELED_CLIENT, updater
 from tests.methods.updates import lowered
@@ -76,18 +76,18 @@ def test_a_warmup_leaves_the_other_clients_as_they_are():
 
 def test_gradients_are_clipped_to_a_norm():
   grads = {'a': jnp.array([3.0, 0.0]), 'b': jnp.array([[4.0]])}
-  np.testing.assert_allclose(tree.global_norm(mean_teacher.clip(grads, 2.5)),
+  np.testing.assert_allclose(tree.global_norm(local_training.clip(grads, 2.5)),
                              2.5)
-  chex.assert_trees_all_close(mean_teacher.clip(grads, 5.0), grads, rtol=1e-6)
-  chex.assert_trees_all_equal(mean_teacher.clip(grads, float('inf')), grads)
+  chex.assert_trees_all_close(local_training.clip(grads, 5.0), grads, rtol=1e-6)
+  chex.assert_trees_all_equal(local_training.clip(grads, float('inf')), grads)
   zero = tree.zeros_like(grads)
-  chex.assert_trees_all_equal(mean_teacher.clip(zero, 2.5), zero)
+  chex.assert_trees_all_equal(local_training.clip(zero, 2.5), zero)
 
 
 @pytest.mark.parametrize('size', [1e-30, 1e-3, 1.0, 1e19, 3e19, 1e37, 1e38])
 def test_gradients_of_any_size_are_never_longer_than_the_norm(size):
   grads = [jnp.full(2, 0.6 * size), jnp.full((2, 1), 0.8 * size)]
-  got = np.concatenate([np.ravel(np.float64(x)) for x in mean_teacher.clip(
+  got = np.concatenate([np.ravel(np.float64(x)) for x in local_training.clip(
       grads, 2.5)])
   want = np.repeat([0.6, 0.8], 2) * min(size, 2.5 / 2**0.5)
   np.testing.assert_allclose(got, want, rtol=1e-6)
@@ -95,7 +95,7 @@ def test_gradients_of_any_size_are_never_longer_than_the_norm(size):
 
 @pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
 def test_a_gradient_that_is_not_finite_does_not_pass_for_a_finite_one(value):
-  got = mean_teacher.clip([jnp.array([value, 1.0]), jnp.ones(2)], 2.5)
+  got = local_training.clip([jnp.array([value, 1.0]), jnp.ones(2)], 2.5)
   assert not tree.all_finite(got)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 import dataclasses
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +26,6 @@ from fedjax_ssl.core.types import (
   Metrics,
   PyTree,
   Ratio,
-  Shard,
   Task,
   Update,
   Variables,
@@ -38,7 +36,7 @@ from fedjax_ssl.methods.parts import (
   all_statistics,
   assemble,
   averaging,
-  mean_teacher,
+  labeling,
 )
 
 
@@ -73,54 +71,11 @@ def settled(task: Task, s: Settings) -> Task:
 
   If the task has a server optimizer already, that replaces the momentum.
   """
-  plain, server = task.optimizer, task.server_optimizer
-  def clipped(round_: Any) -> optax.GradientTransformation:
-    clip = optax.stateless(
-        lambda gradients, _: mean_teacher.clip(gradients, s.clip_norm))
-    return optax.chain(clip, plain(round_))
+  server = task.server_optimizer
   if server is None and s.server_momentum:
     server = optax.sgd(1.0, momentum=s.server_momentum)
-  return dataclasses.replace(
-      task, server_optimizer=server,
-      optimizer=plain if math.isinf(s.clip_norm) else clipped)
-
-
-def _streams(task: Task) -> str:
-  """Returns the `streams` of `batching.batches` that clients train on."""
-  return 'unlabeled' if task.labels_at == 'server' else 'both'
-
-
-class Kept(NamedTuple):
-  """The rows that a client learns from in a round.
-
-  Attributes:
-    batches: of these rows, and of the client's labeled rows if it has some.
-    shard: the client's, with these rows first; its `num_unlabeled` counts only
-      them.
-    order: int32[U], where each row stood in the client's table before.
-  """
-
-  batches: local_training.Batches
-  shard: Shard
-  order: jax.Array
-
-
-def kept(task: Task, client: Client, labels: jax.Array, mask: jax.Array,
-         key: jax.Array) -> Kept:
-  """Selects the unlabeled rows that a client trains on in the round.
-
-  Args:
-    task: as `settled` made it.
-    client: the one that holds the rows.
-    labels: int32[U], the pseudo-label of each row.
-    mask: bool[U], true for the rows to train on.
-    key: draws the order.
-  """
-  shard, order = batching.narrowed(client.shard, mask)
-  made = batching.batches(
-      task, client.train, shard, key, _streams(task), client.round,
-      pseudo_labels=labels[order])
-  return Kept(made, shard, order)
+  return dataclasses.replace(local_training.clipped(task, s.clip_norm),
+                             server_optimizer=server)
 
 
 def method(task: Task, s: Settings, client_update: Callable[..., Update],
@@ -166,7 +121,8 @@ def method(task: Task, s: Settings, client_update: Callable[..., Update],
       broadcast=lambda server, client_id, group: assemble.Server(server.model),
       on_labels=functools.partial(_fine_tune, task, s), labels_last=True,
       opening=_opening(task, s, renew), renew=renew,
-      work=lambda shard: batching.num_steps(task, shard, _streams(task)),
+      work=lambda shard: batching.num_steps(
+          task, shard, labeling.streams(task)),
       pseudo_label=pseudo_label, weigh=weigh)
 
 
@@ -184,41 +140,13 @@ def _opening(task: Task, s: Settings, renew: rounds.Pass | None
 
 
 def descending(task: Task, loss_fn: LossFn) -> Callable[..., Step]:
-  """Makes a gradient step on a loss, for `trained`.
+  """Makes a gradient step on a loss, for `local_training.resumed`.
 
   Under norm='static' it leaves the statistics as they are.
   """
   return functools.partial(
       local_training.gradient_step,
       averaging.keeping_stats(task, loss_fn))
-
-
-def trained(task: Task, s: Settings, step: Callable[..., Step],
-            model: Variables, opt_state: PyTree, batches: Any, round_: Any,
-            key: jax.Array, *, memory: PyTree = None
-            ) -> tuple[Learner, Metrics]:
-  """Trains with the optimizer's kept state, or with a fresh one.
-
-  Args:
-    task: as `settled` made it.
-    s: the settings.
-    step: optimizer -> a step of `core.local_training.train`.
-    model: the start.
-    opt_state: the optimizer's state of the last round; not read unless
-      `s.keep_momentum`.
-    batches: to train on.
-    round_: int32[], for the learning rate.
-    key: of the steps.
-    memory: what the loss keeps from step to step, at its start.
-
-  Returns:
-    The learner, and the metrics of `core.local_training.train`.
-  """
-  optimizer = task.optimizer(round_)
-  learner = local_training.start(model, optimizer, memory)
-  if s.keep_momentum:
-    learner = learner._replace(opt_state=opt_state)
-  return local_training.train(step(optimizer), learner, batches, key)
 
 
 def update(client: Client, received: Variables, learner: Learner,
@@ -250,8 +178,8 @@ def _fine_tune(task: Task, s: Settings, record: Server, context: Context,
                key: jax.Array) -> tuple[Server, Metrics]:
   """Trains the server's model on its own labels."""
   order_key, step_key = jax.random.split(key)
-  learner, metrics = trained(
-      task, s, descending(task, averaging.supervised(task)),
+  learner, metrics = local_training.resumed(
+      task, descending(task, averaging.supervised(task)),
       record.model, record.opt_state,
       batching.batches(task, context.train, context.shard, order_key,
                        'labeled', context.round),

@@ -1,16 +1,23 @@
-"""Predictions of received models for a client's rows, before training."""
+"""Labels of received models for a client's rows, and the rows it keeps."""
 from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.core import local_training
-from fedjax_ssl.core.types import Client, Metrics, Task, Variables, WORK
+from fedjax_ssl.core.types import (
+  Client,
+  Metrics,
+  Shard,
+  Task,
+  Variables,
+  WORK,
+)
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import network
 
@@ -83,3 +90,41 @@ def confidence_sum(
   made = made._replace(num_steps=jnp.where(wanted, made.num_steps, 0))
   return local_training.train(
       step, jnp.zeros(2, jnp.float32), made, step_key)[0]
+
+
+def streams(task: Task) -> str:
+  """Returns the `streams` of `batching.batches` that clients train on."""
+  return 'unlabeled' if task.labels_at == 'server' else 'both'
+
+
+class Kept(NamedTuple):
+  """The rows that a client learns from in a round.
+
+  Attributes:
+    batches: of these rows, and of the client's labeled rows if it has some.
+    shard: the client's, with these rows first; its `num_unlabeled` counts only
+      them.
+    order: int32[U], where each row stood in the client's table before.
+  """
+
+  batches: local_training.Batches
+  shard: Shard
+  order: jax.Array
+
+
+def kept(task: Task, client: Client, labels: jax.Array, mask: jax.Array,
+         key: jax.Array) -> Kept:
+  """Selects the unlabeled rows that a client trains on in the round.
+
+  Args:
+    task: says how large batches are, and where labels.
+    client: the one that holds the rows.
+    labels: int32[U], the pseudo-label of each row.
+    mask: bool[U], true for the rows to train on.
+    key: draws the order.
+  """
+  shard, order = batching.narrowed(client.shard, mask)
+  made = batching.batches(
+      task, client.train, shard, key, streams(task), client.round,
+      pseudo_labels=labels[order])
+  return Kept(made, shard, order)

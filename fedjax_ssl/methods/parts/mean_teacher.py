@@ -81,19 +81,6 @@ def supervised(task: Task) -> LossFn:
   return labeled_loss
 
 
-def clip(gradients: PyTree, most: float) -> PyTree:
-  """Scales gradients down to a global norm of at most `most`; inf is off.
-
-  What is not finite makes NaN, not zeros as in `privacy.clip`: a client that
-  diverges must be seen, so that its update is refused. A factor below what
-  float32 holds, 1.2e-38, is 0.
-  """
-  if most == float('inf'):
-    return gradients
-  norm = tree.global_norm(gradients)
-  return tree.scale(gradients, most / jnp.maximum(norm, most))
-
-
 def _part(present: Array, loss_fn: Callable[[Variables], Any],
           model: Variables) -> tuple[jax.Array, PyTree, PyTree, Metrics]:
   """Computes loss, gradients, statistics and metrics of one kind of rows.
@@ -155,8 +142,9 @@ def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
             m, learner.teacher, batch.unlabeled, keys[1]),
         model._replace(stats=stats))
     params, opt_state = local_training.descend(
-        optimizer, clip(tree.add(grads, grads_u), clip_norm), learner.opt_state,
-        model.params, jnp.where(known, labeled_rate, unlabeled_rate))
+        optimizer, local_training.clip(tree.add(grads, grads_u), clip_norm),
+        learner.opt_state, model.params,
+        jnp.where(known, labeled_rate, unlabeled_rate))
     student = Variables(params, network.next_stats(task, model.stats, stats))
     teacher = learner.teacher
     if teacher is not None:
