@@ -8,7 +8,7 @@ import io
 import json
 import os
 import pathlib
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TYPE_CHECKING, TypeVar
 import zipfile
 
 import jax
@@ -119,13 +119,6 @@ class Run(NamedTuple):
             f'{", ".join(map(str, self.states))}, {self.spec.num_classes} '
             f'classes, inputs {self.spec.input_shape})')
 
-  def __getattr__(self, name: str) -> Any:
-    if name in _OF_FIT:
-      raise AttributeError(
-          f'a loaded run has no {name}; fedjax_ssl.fit(workdir=FOLDER) gives '
-          'a run that has.')
-    raise AttributeError(f'a loaded run has no {name!r}')
-
   def check_seed(self, seed: int | None) -> None:
     """Raises ValueError if the run has no such seed; None is the first."""
     if seed is not None and seed not in self.states:
@@ -214,6 +207,18 @@ class Run(NamedTuple):
     except OSError as error:
       raise ValueError(f'{os.fspath(path)} cannot be written: '
                        f'{error.strerror}.') from error
+
+
+def _absent(run: Run, name: str) -> NoReturn:
+  """Raises AttributeError, which says who has what a loaded run has not."""
+  del run
+  raise AttributeError(f'a loaded run has no {name!r}' + (
+      '; what fedjax_ssl.fit returns has, and fit(workdir=FOLDER) continues '
+      'the run of a folder.' if name in _OF_FIT else ''))
+
+
+if not TYPE_CHECKING:  # To a type checker it would have any attribute.
+  Run.__getattr__ = _absent
 
 
 def load(workdir: str | os.PathLike[str]) -> Run:

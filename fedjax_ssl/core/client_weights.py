@@ -22,7 +22,7 @@ def rows_held(shard: Shard, streams: str) -> jax.Array:
   """Counts a client's rows in the streams that its loss uses, int32[].
 
   Raises:
-    FieldError: for another word than those of `STREAMS`.
+    ValueError: for another word than those of `STREAMS`.
   """
   checks.check('streams', streams, STREAMS)
   labeled = 0 if streams == 'unlabeled' else shard.num_labeled
@@ -47,7 +47,7 @@ def client_weight(shard: Shard, streams: str, *, weighting: str,
     float32[]; 0 for a client without such rows.
 
   Raises:
-    FieldError: for other words.
+    ValueError: for other words.
   """
   checks.check('weighting', weighting, WEIGHTINGS)
   rows = rows_held(shard, streams)

@@ -95,7 +95,7 @@ def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
     int32[]; 0 for a client that has no rows in the streams used.
 
   Raises:
-    FieldError: for another word than those of `STREAMS`.
+    ValueError: for another word than those of `STREAMS`.
   """
   checks.check('streams', streams, STREAMS)
   n_s = jnp.where(streams == 'unlabeled', 0, shard.num_labeled)

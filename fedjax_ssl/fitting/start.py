@@ -70,8 +70,9 @@ def fit(method: str | Callable[..., Method] | None = None,
 
   Args:
     method: a name with knobs if any, as in 'fixmatch(threshold=0.8)', or a
-      function (task, *, knobs) -> Method. None is that of the run in workdir,
-      or else 'fixmatch'.
+      function (task, *, knobs) -> Method. None is that of the run in workdir
+      (a function that another process has registered is given again), or else
+      'fixmatch'.
     dataset: a name that `data.load` knows; the arrays x_train, y_train, x_test
       and y_test, in this order or by name, then with all else that
       `data.datasets.files.read_npz` takes (images are not mirrored; a
@@ -101,16 +102,21 @@ def fit(method: str | Callable[..., Method] | None = None,
     TypeError: for an option that is not known, or data of another kind.
     KeyboardInterrupt: if a signal was heard; what is done is saved.
   """
-  given = _given(_METHOD if method is None else method, options)
   if not isinstance(progress, bool):
     raise FieldError('progress', repr(progress), 'must be True or False.')
   if workdir is not None:
     if not isinstance(workdir, str | os.PathLike):
       raise FieldError('workdir', workdir, 'must be the path of a folder.')
-    given['workdir'] = os.path.expanduser(os.fspath(workdir))
-  stored = workdir_lib.stored_config(given.get('workdir'))
+    workdir = os.path.expanduser(os.fspath(workdir))
+  stored = workdir_lib.stored_config(workdir)
+  if workdir is not None and method is dataset is None and not stored:
+    raise FieldError('workdir', workdir, 'holds no run; to begin one there, '
+                     'give method or dataset.')
   if method is None:
     method = stored['flags']['method'] if stored else _METHOD
+  given = _given(method, options)
+  if workdir is not None:
+    given['workdir'] = workdir
   source = inputs.source(_dataset(stored) if dataset is None else dataset)
   for place in checks.words(given.get(
       'imports', stored['flags'].get('imports') if stored else ())):
@@ -138,7 +144,8 @@ def _dataset(stored: Mapping[str, Any]) -> str:
     FieldError: if the run was given its data.
   """
   name: str = stored['flags']['dataset'] if stored else 'digits'
-  if name in (datasets.ARRAYS, datasets.FEDERATION):
+  if name in (datasets.ARRAYS, datasets.FEDERATION) or (
+      stored and stored.get('origin', {}).get('given')):
     raise FieldError('dataset', None, 'the run in workdir was given its '
                      f'data ({name}); give them again.')
   return name
@@ -261,6 +268,7 @@ def _jobs(told: config.Config, given: Collection[str],
       settings.SETTINGS.get(setting.name) is setting)
   # A later `fedjax-ssl` command on the folder reads what made the run.
   origin = {'setting': setting.name if ours else '', 'flagfiles': [],
-            'script': '' if ours else command.FIT, 'comments': []}
+            'script': '' if ours else command.FIT, 'comments': [],
+            'given': '' if source.dataset is None else 'dataset'}
   return runs.prepared(
       setting, told, {k: v for k, v in origin.items() if v != ''}, dealt)

@@ -283,7 +283,7 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   real = jnp.arange(sure.shape[0]) < client.shard.num_unlabeled
   sure &= real & (client.round >= s.warm)
   kept = labeling.kept(dataclasses.replace(task, local_epochs=1), client,
-                        labels, sure, keys[2])
+                       labels, sure, keys[2])
   made = kept.batches._replace(
       num_steps=labeled_clients.num_steps(
           task, client.shard, s.passes, kept.shard))

@@ -125,7 +125,7 @@ def _client_update(task: Task, s: alternate.Settings, threshold: float,
   table, spent = labeling.probabilities(task, payload.model, client, keys[0])
   labels = table.argmax(-1).astype(jnp.int32)
   kept = labeling.kept(task, client, labels, table.max(-1) >= threshold,
-                        keys[1])
+                       keys[1])
   made = kept.batches
   if mixing.weight:
     places = drawn(keys[2], client.shard)

@@ -118,7 +118,8 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       # A round is traced without being run: impossible settings show here.
       state = runner.state_shape(made, federations[0])
       methods.check_report(made, state.server)
-      runner.check_names(runner.totals_shape(made, federations[0], state))
+      runner.check_names(made, state, runner.totals_shape(
+          made, federations[0], state))
       client_memory.check(options, made, state, federations, folder)
       cohorts = [_cohort(one, federations[0], state)
                  for one in noted.samplers]

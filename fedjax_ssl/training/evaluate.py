@@ -26,6 +26,10 @@ from fedjax_ssl.training import classification_metrics
 
 BATCH = 256
 # Rows on which pseudo-labels, labels and local models are judged.
+# What an evaluation gives besides `scores` and a method's report.
+_BESIDE = ('labeled_accuracy', 'largest_weight', 'local_accuracy',
+           'pseudo_label_accuracy', 'pseudo_label_rate', 'val_accuracy',
+           'val_loss')
 _PROBE = 2048
 
 # (*given, raw inputs [B, ...]) -> pytree of [B, ...].
@@ -99,6 +103,13 @@ def scores(logits: jax.Array, labels: Array) -> Metrics:
       'auc': classification_metrics.one_vs_rest_auc(
           jax.nn.softmax(logits), labels),
       'most_predicted': said, 'largest_class': real}
+
+
+def names() -> set[str]:
+  """Returns the names of all that an evaluation can give but a `report`."""
+  return {*_BESIDE, *jax.eval_shape(
+      scores, jax.ShapeDtypeStruct((1, 2), jnp.float32),
+      jax.ShapeDtypeStruct((1,), jnp.int32))}
 
 
 def largest_weight(record: PyTree, least_rank: int = 2) -> jax.Array:

@@ -105,14 +105,15 @@ def _to_row(round_: int, seed: int, totals: Totals, scores: Metrics) -> Row:
   return Row(round_, seed, {**means, **scores})
 
 
-def check_names(totals: Totals) -> None:
+def check_names(method: Method, state: State, totals: Totals) -> None:
   """Raises ValueError for a metric named as what an evaluation gives.
 
   The row would have one of the two.
   """
-  scores = jax.eval_shape(evaluate.scores, jax.ShapeDtypeStruct(
-      (1, 2), jnp.float32), jax.ShapeDtypeStruct((1,), jnp.int32))
-  if taken := sorted({'round', 'seed', *scores} & {*totals.sums}):
+  given = {*totals.sums}
+  if method.report is not None:
+    given |= {*jax.eval_shape(method.report, state.server, jnp.int32(0))}
+  if taken := sorted({'round', 'seed', *evaluate.names()} & given):
     raise ValueError(f'its metric {taken[0]!r} has the name of one that an '
                      'evaluation gives; give it another.')
 

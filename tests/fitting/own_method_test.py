@@ -70,6 +70,11 @@ def strange_streams(task):
   return made(task, streams='bth')
 
 
+def report_of_accuracy(task):
+  return made(task)._replace(
+      report=lambda server, round_: {'val_loss': jnp.float32(0)})
+
+
 def report_of_one(task):
   return made(task)._replace(report=lambda server: {})
 
@@ -97,6 +102,7 @@ def fit(method, **options):
     (strange_option, "unexpected keyword argument 'weightng'"),
     (fails, "KeyError: 'absent'"),
     (strange_streams, 'bth.* Allowed: both, labeled, unlabeled'),
+    (report_of_accuracy, "its metric 'val_loss' has the name of one that an "),
     (report_of_one, r'report must take \(server, round\)'),
     (report_of_vectors, r"not 'v' of shape \(3,\)"),
     (report_of_a_number, 'must return numbers by name')],

@@ -20,9 +20,9 @@ def test_a_folder_is_enough_to_go_on(tmp_path):
   assert again.options == first.options and again.round == 1
   np.testing.assert_array_equal(again.metrics['accuracy'],
                                 first.metrics['accuracy'])
-  loaded = fedjax_ssl.load(tmp_path)
-  with pytest.raises(AttributeError, match=r'no plot; fedjax_ssl.fit\(workdir'):
-    loaded.plot()  # type: ignore[attr-defined]
+  loaded: Any = fedjax_ssl.load(tmp_path)
+  with pytest.raises(AttributeError, match="no 'plot'; what fedjax_ssl.fit"):
+    loaded.plot()
   assert not hasattr(loaded, 'other')
 
 
@@ -44,6 +44,23 @@ def test_data_that_a_run_was_given_are_given_again(tmp_path):
     fedjax_ssl.fit(workdir=tmp_path, progress=False)
   again = fedjax_ssl.fit(None, data, workdir=tmp_path, progress=False)
   assert again.options.method == 'fedavg'
+
+
+def test_a_folder_without_a_run_begins_none(tmp_path):
+  with pytest.raises(ValueError, match='holds no run; to begin one there'):
+    fedjax_ssl.fit(workdir=tmp_path / 'other')
+  assert not (tmp_path / 'other').exists()
+
+
+def test_a_named_data_set_that_was_given_is_given_again(tmp_path):
+  """And hints are of the stored method."""
+  named = fedjax_ssl.data.load('digits')._replace(name='mine')
+  fedjax_ssl.fit('fedprox', named, rounds=1, clients=3, workdir=tmp_path,
+                 **SHORT)
+  with pytest.raises(TypeError, match=r"knob of the method: 'fedprox\(mu=0.5"):
+    fedjax_ssl.fit(workdir=tmp_path, mu=0.5)
+  with pytest.raises(ValueError, match=r'was given its data \(mine\)'):
+    fedjax_ssl.fit(workdir=tmp_path)
 
 
 def test_what_belongs_to_the_data_is_no_option():

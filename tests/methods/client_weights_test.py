@@ -1,12 +1,13 @@
 """How much a client counts, by itself and in the methods that average."""
 from __future__ import annotations
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import methods
+from fedjax_ssl import aggregation, methods
 from fedjax_ssl.core import checks, client_weights, tree
 from fedjax_ssl.core.types import Client
 from fedjax_ssl.methods.fedmatch.client import Payload
@@ -27,6 +28,17 @@ def test_weights_of_all_clients(streams, weighting, factor):
             'unlabeled': unlabeled}[streams]
     count = rows if weighting == 'examples' else float(rows > 0)
     assert weight == (factor if labeled else 1) * count
+
+
+def test_counts_without_their_weights_add_up():
+  """In the weighted mean, whatever the weights; of a client with 0 not."""
+  weights = jnp.array([.5, 0, 3, 20])
+  counts = {'rows': jnp.array([4., 9, 1, 2]), 'of': jnp.ones((4, 2))}
+  mean = aggregation.weighted_mean(
+      jax.vmap(client_weights.unweighted)(counts, weights), weights)
+  total = jax.tree.map(lambda x: x[jnp.array([0, 2, 3])].sum(0), counts)
+  chex.assert_trees_all_close(mean, tree.scale(total, 1 / weights.sum()),
+                              rtol=1e-6)
 
 
 @pytest.mark.parametrize('text, received', [

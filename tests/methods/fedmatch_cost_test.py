@@ -19,7 +19,7 @@ from fedjax_ssl.methods import fedmatch
 from fedjax_ssl.methods.fedmatch import client, helpers, settings
 from fedjax_ssl.methods.parts import plateau
 from tests import toy
-from tests.methods import fedmatch_test
+from tests.methods import fedmatch_test, updates
 
 KEY = toy.key(6)
 after, compiled = fedmatch_test.after, fedmatch_test.compiled
@@ -97,13 +97,27 @@ def test_cost_of_differences_against_a_count_of_the_two_leaves():
                    .01) for part in ('sigma', 'psi'))
   np.testing.assert_allclose(toy.means(second)['cost_down'],
                              100 * down / SIZE, rtol=1e-5)
-  # It keeps, and is judged by, what the server now holds of it.
+  # It keeps what the server now holds of it.
   memory = tree.take(two.memory, int(other[0]))
   chex.assert_trees_all_close(
       memory.copy, (two.server.sigma, two.server.psi), atol=1e-6)
   chex.assert_trees_all_close(
       memory.model.params, tree.add(two.server.sigma, two.server.psi),
       atol=1e-6)
+
+
+def test_a_clients_rate_falls_by_the_model_that_it_trained():
+  """What the server judges it by is what it sent."""
+  few, all_ = (updates.update(
+      f"fedmatch(profile='v3code', num_helpers=0, density={density})",
+      sent=lambda server: client.Payload(
+          server.sigma, server.psi, server.stats, None, None))
+      for density in (.05, 1.0))
+  assert few.memory.rate.best == all_.memory.rate.best
+  assert few.metrics['cost_up'] < all_.metrics['cost_up']
+  changes = jax.tree.map(lambda x, y: np.any(x != y), few.message.psi,
+                         all_.message.psi)
+  assert any(jax.tree.leaves(changes))
 
 
 def settled(**knobs):

@@ -43,6 +43,7 @@ def test_in_turn_is_the_same(text):
   chex.assert_trees_all_close(got, evaluated(method, state, federation),
                               rtol=1e-6)
   assert 'local_accuracy' in got
+  assert {*got} <= evaluate.names()
 
 
 @pytest.mark.parametrize('batch', [1, 3, 7, 100])

@@ -130,10 +130,7 @@ def _state(out: pathlib.Path, cell: grid.Cell, stored: Mapping[str, Any]
       stored.get('fingerprint') == cells_lib.fingerprint(cell)):
     return 'failed', ''
   other = cells_lib.other_flags(out, cell)
-  return 'to do', (
-      f'its run has other flags: {other}' if other else
-      'all rounds are done, the end is missing'
-      if cells_lib.is_complete(cells_lib.folder(out, cell)) else '')
+  return 'to do', f'its run has other flags: {other}' if other else ''
 
 
 def _check_methods(cells: Sequence[grid.Cell]) -> None:

@@ -322,7 +322,7 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
       if not path.parent.is_dir():
         raise checks.FieldError('data_dir', os.fspath(data_dir),
                                 'is no folder.')
-      if not os.access(path.parent, os.R_OK | os.X_OK):
+      if not os.access(path.parent, os.X_OK):
         raise checks.FieldError('data_dir', os.fspath(data_dir),
                                 'cannot be read: no permission.')
     if path.exists():

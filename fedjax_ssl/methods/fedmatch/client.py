@@ -189,10 +189,12 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
   if s.judges:
     # The accuracy is for the server, which could measure it. It is done here
     # because clients are spread over the devices.
-    judged = model if s.sending == 'values' else losses.whole(
-        learner.sigma, sparse.cut(learner.psi, s.psi_threshold), learner.stats)
-    metrics[SCORE], loss = plateau.judge(task, judged, client.validation)
+    metrics[SCORE], loss = plateau.judge(task, model, client.validation)
     if rate is not None:
+      if s.sending == 'differences':  # It knows those that it does not send.
+        _, loss = plateau.judge(task, losses.whole(
+            learner.sigma, sparse.cut(learner.psi, s.psi_threshold),
+            learner.stats), client.validation)
       rate = optimizers.after_loss(
           rate, loss, patience=s.patience, epochs=task.local_epochs)
   size = sparse.size((payload.sigma, payload.stats))

@@ -42,7 +42,8 @@ def contrast(features: Array, proxies: Array, probabilities: Array,
   classes = jnp.where(is_sure, top, likely).astype(p.dtype)
   shares = jnp.where(is_sure, top, p * likely).astype(p.dtype)
   f, q = losses.unit_rows(features), losses.unit_rows(proxies)
-  near = jnp.sum(f * (shares @ q), -1)
+  near = jnp.sum(f * jnp.matmul(
+      shares, q, precision=lax.Precision.HIGHEST), -1)
   similarity = jnp.matmul(f, f.T, precision=lax.Precision.HIGHEST)
   apart = (classes @ classes.T == 0) & (similarity >= 1e-6) & (
       jnp.asarray(mask) > 0)

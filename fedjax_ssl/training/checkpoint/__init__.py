@@ -200,7 +200,9 @@ class Checkpoints:
         self._check_run(step, header['metadata'])
         return round_, self._read_leaves(step, header)
       except _StepError as error:
-        if step.exists():
+        # One that is being removed looks damaged.
+        if not any(newer > round_ for newer in {*self.rounds()} - tried) and (
+            step.exists()):
           logging.warning('Checkpoint %s is damaged (%s); using the one before '
                           'it.', step, error)
     if tried:
