@@ -25,11 +25,11 @@ from fedjax_ssl.core.types import (
 from fedjax_ssl.training import classification_metrics
 
 BATCH = 256
-# Rows on which pseudo-labels, labels and local models are judged.
 # What an evaluation gives besides `scores` and a method's report.
 _BESIDE = ('labeled_accuracy', 'largest_weight', 'local_accuracy',
            'pseudo_label_accuracy', 'pseudo_label_rate', 'val_accuracy',
            'val_loss')
+# Rows on which pseudo-labels, labels and local models are judged.
 _PROBE = 2048
 
 # (*given, raw inputs [B, ...]) -> pytree of [B, ...].
