@@ -4,7 +4,7 @@ For each number of clients a round: the forms of every convolution are timed as
 `--conv_impl=measure` does, for all clients at once, for halves of them and one
 after another, and how long that took, unless they were timed before; then
 rounds with what is chosen, and with XLA's own convolutions under vmap beside
-them, which a GPU compiles for a minute or more.
+them, which a GPU compiles for a minute or more and a CPU runs for minutes.
 
 python experiments/benchmarks/round_speed.py --model=resnet9 --clients=5,20,100
 """
@@ -34,7 +34,8 @@ FLAGS = flags.FLAGS
 
 flags.DEFINE_string('model', 'resnet9', 'Network.')
 flags.DEFINE_string('method', 'fixmatch', 'Method.')
-flags.DEFINE_list('clients', ['5', '20', '100'], 'Clients of a round, each.')
+flags.DEFINE_list('clients', ['5', '20', '100'], 'Clients of a round, each; on '
+                  'a CPU 5 alone, if not given.')
 flags.DEFINE_integer('side', 0, "Of the images; 0: the network's own.",
                      lower_bound=0)
 flags.DEFINE_integer('steps', 10, 'Local steps.', lower_bound=1)
@@ -43,10 +44,13 @@ flags.DEFINE_integer('labeled', 10, 'Rows with labels in a step.',
 flags.DEFINE_integer('unlabeled', 50, 'Rows without.', lower_bound=1)
 flags.DEFINE_enum('compute_dtype', 'float32', ['float32', 'bfloat16'],
                   'Of the arithmetic, and of the limit.')
-flags.DEFINE_bool('lax', True, "Whether XLA's own convolutions are timed too.")
+flags.DEFINE_bool('lax', True, "Whether XLA's own convolutions are timed too; "
+                  'on a CPU they are not, if not given.')
 
 QUICK = {'model': 'cnn(width=2)', 'side': 8, 'clients': ['2'], 'steps': 1,
          'labeled': 2, 'unlabeled': 2}
+# What a CPU does within minutes.
+_ON_CPU = {'clients': ['5'], 'lax': False}
 HEADER = ['clients', 'rounds', 's/round', 'images/s', 'of limit', 'forms']
 
 
@@ -131,6 +135,8 @@ def rows_of(clients: int, found: Mapping[str, Any], flops: float
 
 def main() -> None:
   """Measures every number of clients and writes after each."""
+  if jax.default_backend() == 'cpu' and not FLAGS.quick:
+    harness.default(_ON_CPU)
   cache = pathlib.Path(FLAGS.out) / 'convolutions.json'
   table: list[list[Any]] = [HEADER]
   found: dict[str, Any] = {}

@@ -33,8 +33,9 @@ def svg(lines: Mapping[str, Sequence[standing.Line]]) -> bytes | None:
   if not names:
     return None
   places = {name: -i for i, name in enumerate(names)}
-  bounds = [line.measured.accuracy.mean() for rows in lines.values()
-            for line in rows if line.rank is None]
+  means = [line.measured.accuracy.mean() for rows in lines.values()
+           for line in rows if line.rank is None]
+  bounds = [mean for mean in means if np.isfinite(mean)]  # Not diverged.
   left = 100 * min(bounds) - _BELOW if bounds else -np.inf
 
   def draw(chart: Any, axes: Any) -> None:

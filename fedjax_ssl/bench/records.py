@@ -144,7 +144,7 @@ def read(file: pathlib.Path, bed: plan.Bed, count: int = plan.CONFIGURATIONS,
                    'their rows cannot be compared.')
   try:
     found = _records(stored, bed, count, whole)
-    _check_seeds(found, changed)
+    _check_seeds(found)
     return found
   except _Damaged as error:
     raise refuse(f'is damaged: {error}.') from error
@@ -230,15 +230,11 @@ def _records(stored: Mapping[str, Any], bed: plan.Bed, count: int,
   return found
 
 
-def _check_seeds(found: Mapping[str, Record], changed: Sequence[str]) -> None:
+def _check_seeds(found: Mapping[str, Record]) -> None:
   """Raises _Damaged if a row does not have all seeds."""
   counts = {len(measured.accuracy) for record in found.values()
             for measured in record.measured.values()}
-  # Flags behind -- may name other seeds, which all rows then have.
-  wanted = counts if any(
-      flag.startswith(('--seed=', '--seeds=')) for flag in changed) else {
-          len(plan.SEEDS)}
-  if len(counts) > 1 or 0 in counts or counts - wanted:
+  if counts - {len(plan.SEEDS)}:
     raise _Damaged('its rows have the values of '
                    f'{" and ".join(map(str, sorted(counts)))} seeds')
 

@@ -118,12 +118,11 @@ def _train(words: list[str]) -> int:
     settings.find(words[0], settings.imported(words))
   except ValueError as error:
     known = [*settings.SETTINGS, *settings.SETTINGS.entry_points()]
-    text = error.text('--') if isinstance(error, FieldError) else str(error)
     if words[0] not in known and not isinstance(error, FieldError):
       return _refuse('setting', words[0], known,
                      ' --import=FILE.py brings your own.')
-    print(f'error: {text}', file=sys.stderr)
-    return 2
+    from fedjax_ssl.cli import arguments
+    return arguments.refuse(error)
   run_setting(words[0], words[1:])
   return 0  # It has ended the process before.
 
@@ -137,11 +136,9 @@ def _usage() -> str:
 def _refuse(kind: str, name: str, known: Sequence[str] | object,
             more: str = '') -> int:
   """Prints in one line which names there are; returns the exit code."""
-  import difflib
+  from fedjax_ssl.core import checks
   names = [*known]  # type: ignore[misc]
-  near = difflib.get_close_matches(name, names, 1)
-  said = f'Did you mean {near[0]}? ' if near else ''
-  print(f'error: {name!r} is no {kind}. {said}There are: '
+  print(f'error: {name!r} is no {kind}.{checks.near(name, names)} There are: '
         f'{", ".join(names)}.{more}', file=sys.stderr)
   return 2
 

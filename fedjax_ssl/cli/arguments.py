@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence, Set
-import difflib
 import functools
 import sys
 from typing import NoReturn
 
+from fedjax_ssl.core import checks
 from fedjax_ssl.core.checks import FieldError
 
 Main = Callable[[Sequence[str]], int]
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
           name, name.removeprefix('no')}:
         return ', a flag of the runs: give it after `--`, as --NAME=VALUE;'
       if word.startswith('--') and name:
-        for near in difflib.get_close_matches(name, known, n=1) or [
+        for near in checks.nearest(name, known) or [
             full for full in known if full.startswith(name)]:
           return f'. Did you mean --{near}?'
     return ''
@@ -56,11 +56,39 @@ def refusing(main: Main) -> Main:
     try:
       return main(argv)
     except (ValueError, OSError) as error:
-      text = str(error)
-      if isinstance(error, FieldError):
-        text = error.text('--')
-      elif isinstance(error, OSError) and error.filename and error.strerror:
-        text = f'{error.filename} cannot be used: {error.strerror}.'
-      print(f'error: {" ".join(text.split())}', file=sys.stderr)
-      return 2
+      return refuse(error)
   return run
+
+
+def refuse(error: ValueError | OSError) -> int:
+  """Prints an error in one line; returns the exit code 2."""
+  text = str(error)
+  if isinstance(error, FieldError):
+    text = error.text('--')
+  elif isinstance(error, OSError) and error.filename and error.strerror:
+    text = f'{error.filename} cannot be used: {error.strerror}.'
+  print(f'error: {" ".join(text.split())}', file=sys.stderr)
+  return 2
+
+
+def check_passed(flags: Sequence[str], own: Sequence[str], who: str) -> None:
+  """Checks words behind `--`, which are given to all runs of a command.
+
+  Args:
+    flags: the words.
+    own: names of flags that the command sets, or that fit no run of it.
+    who: the command, for the message.
+
+  Raises:
+    ValueError: for the first that cannot be given to all.
+  """
+  for flag in flags:
+    name, equals, _ = flag.removeprefix('--').partition('=')
+    if flag.startswith('--') and name in own:
+      raise ValueError(f'{flag} cannot be given behind --: {who} itself '
+                       f'sets {", ".join(own)}.')
+    if not flag.startswith('--') or not equals:
+      raise ValueError(f'{flag} behind -- must be of the form --flag=value.')
+    if name == 'flagfile':
+      raise ValueError(f'{flag} cannot be given behind --: give the flags '
+                       'that it holds.')

@@ -151,7 +151,7 @@ class _Bench:
     for name in ('slots', 'configurations'):
       if getattr(args, name) < 1:
         raise ValueError(f'--{name}={getattr(args, name)} must be at least 1.')
-    bench_flags.check(changed)
+    arguments.check_passed(changed, bench_flags.OWN, 'the bench')
     self._args = args
     self._changed = bench_flags.given(self._out, changed,
                                       looking=args.status)
@@ -167,7 +167,7 @@ class _Bench:
           raise ValueError(error.text()) from error
     self._check_code()
     self._stored = self._needing_no_run()
-    vouch(self._to_run(), self._bed)
+    vouch(self._to_run(), self._bed, bench_flags.pairs(self._changed))
     cells_lib.check_flags(args.python, [
         self._runs.cell(plan.search_run(entry, self._bed, configuration))
         for entry in self._to_run()
@@ -366,7 +366,7 @@ class _Bench:
       worst = max(worst, code)
       lines = self._write()
     self._draw(lines)
-    printing.say((self._out / f'{self._bed.name}.md').read_text())
+    printing.say((self._out / f'{self._bed.name}.md').read_text('utf-8'))
     return worst
 
   def _to_run(self) -> list[plan.Entry]:

@@ -8,21 +8,9 @@ from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.core import disk
 
 # Flags by which the runs of one bed differ.
-OWN = 'method', 'learning_rate', 'labels', 'seed', 'seeds', 'workdir'
+OWN = ('method', 'learning_rate', 'labels', 'seed', 'seeds', 'workdir',
+       'eval_only')
 _FILE = 'changed.json'  # One a folder.
-
-
-def check(flags: tuple[str, ...]) -> None:
-  """Raises ValueError for a word that cannot be given to all runs."""
-  for flag in flags:
-    if not flag.startswith('--') or '=' not in flag:
-      raise ValueError(f'{flag} behind -- must be of the form --flag=value.')
-    if flag.startswith('--flagfile='):
-      raise ValueError(f'{flag} cannot be given behind --: give the flags '
-                       'that it holds.')
-    if flag.removeprefix('--').partition('=')[0] in OWN:
-      raise ValueError(f'{flag} cannot be given behind --: the bench itself '
-                       f'sets {", ".join(OWN)}.')
 
 
 def given(out: pathlib.Path, flags: tuple[str, ...], *, looking: bool
@@ -41,7 +29,7 @@ def given(out: pathlib.Path, flags: tuple[str, ...], *, looking: bool
   if not kept.exists():
     return flags
   try:
-    found = tuple(disk.texts(json.loads(kept.read_text())))
+    found = tuple(disk.texts(json.loads(kept.read_text('utf-8'))))
   except (ValueError, RecursionError) as error:
     raise ValueError(f'{kept} is damaged; give another folder.') from error
   if looking and not flags:

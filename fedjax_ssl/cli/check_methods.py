@@ -5,17 +5,25 @@ not go together with JAX at work.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+import json
 import os
 import subprocess
 import sys
 
 from fedjax_ssl.bench import plan
-from fedjax_ssl.core import checks, imports
+from fedjax_ssl.core import checks, imports, registry
 
 
-def vouch(rows: Iterable[plan.Entry], bed: plan.Bed) -> None:
+def vouch(rows: Iterable[plan.Entry], bed: plan.Bed,
+          changed: Sequence[tuple[str, str]] = ()) -> None:
   """Makes the methods in files or modules.
+
+  Args:
+    rows: of the bench.
+    bed: its flags decide what the methods are made for, images of 28 x 28
+      pixels apart.
+    changed: names and values of flags that all runs have besides.
 
   Raises:
     ValueError: with the reason, for the first that cannot be made.
@@ -24,7 +32,7 @@ def vouch(rows: Iterable[plan.Entry], bed: plan.Bed) -> None:
     if imports.split(entry.method) is None:
       continue
     done = subprocess.run(
-        [sys.executable, '-P', '-m', __name__, bed.name,
+        [sys.executable, '-P', '-m', __name__, bed.name, json.dumps(changed),
          *plan.methods_of(entry)],
         stdin=subprocess.DEVNULL, capture_output=True, text=True,
         # Where this process would find it.
@@ -34,10 +42,13 @@ def vouch(rows: Iterable[plan.Entry], bed: plan.Bed) -> None:
       raise ValueError((done.stderr.strip().splitlines() or [entry.method])[-1])
 
 
-def _make(bed: str, *texts: str) -> None:
+def _make(bed: str, changed: str, *texts: str) -> None:
   """Makes methods as for runs on a bed."""
   from fedjax_ssl import methods, task
-  flags = plan.beds()[bed].flags
+  others = json.loads(changed)
+  for place in checks.words([v for name, v in others if name == 'import']):
+    registry.import_place(place)
+  flags = {**plan.beds()[bed].flags, **dict(others)}
   made = task.make_task(task.TaskSpec(
       10, (28, 28, 1), model=flags['model'], norm=flags['norm'],
       labels_at=flags.get('labels_at', 'clients')))

@@ -14,7 +14,7 @@ import re
 import sys
 
 from fedjax_ssl import cli
-from fedjax_ssl.cli import repeat
+from fedjax_ssl.cli import arguments, repeat
 from fedjax_ssl.report import command, printing
 from fedjax_ssl.running import settings
 from fedjax_ssl.training import own_code
@@ -43,8 +43,7 @@ def main(argv: Sequence[str]) -> int:
       raise ValueError(f'--workdir={folder} is a run of {script}; evaluate it '
                        f'with that script and --eval_only.')
   except (ValueError, OSError) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
+    return arguments.refuse(error)
   # `is_known` has imported the user's own code, if the setting is from there.
   cli.run_setting(settings.SETTINGS[setting], words)
   return 0  # It has ended the process before.

@@ -36,6 +36,7 @@ from fedjax_ssl.training import metrics
 
 _EVERY = 30  # Seconds between two looks.
 _DAY = 24 * 60 * 60  # Seconds.
+_WAITING = 'waiting: '  # How the news of a report that is not there begins.
 _FILES = (metrics.METRICS, 'config.json', 'checkpoints')
 
 
@@ -124,14 +125,17 @@ def _watch(args: argparse.Namespace) -> int:
 
   An error is printed once and does not end it, as it may pass: a run may have
   no rows yet. At the end the page is written without its automatic refresh.
+
+  Returns:
+    The exit code, 1 if a page that was written could not be at the end.
   """
-  said, seen = '', None
+  said, seen, shown = '', None, False
   def once(refresh: int) -> str:
     left_out: list[str] = []
     try:
       _write(args, left_out, refresh)
     except (ValueError, OSError) as error:
-      return f'waiting: {" ".join(str(error).split())}'
+      return f'{_WAITING}{" ".join(str(error).split())}'
     return '\n'.join([f'Report: {pathlib.Path(args.out) / "index.html"}',
                       *(f'left out: {line}' for line in left_out)])
   with contextlib.suppress(KeyboardInterrupt):
@@ -139,12 +143,16 @@ def _watch(args: argparse.Namespace) -> int:
       now = _state(args.workdirs)
       if now != seen:
         seen, news = now, once(args.watch)
+        shown |= not news.startswith(_WAITING)
         if news != said:
           said = news
           printing.say(said, stream=sys.stderr)
       time.sleep(args.watch)
   with contextlib.suppress(KeyboardInterrupt):  # One more ends it at once.
-    once(0)
+    if shown and (news := once(0)).startswith(_WAITING):
+      printing.say(f'{pathlib.Path(args.out) / "index.html"} goes on renewing '
+                   f'itself: {news.removeprefix(_WAITING)}', stream=sys.stderr)
+      return 1
   return 0
 
 

@@ -45,7 +45,7 @@ from fedjax_ssl.report import printing
 from fedjax_ssl.running import settings
 
 # Flags of the runs that a table sets, or that fit no cell.
-_OWN = 'seed', 'seeds', 'workdir', 'flagfile', 'eval_only'
+_OWN = 'seed', 'seeds', 'workdir', 'eval_only'
 
 _REFUSED = 2  # Exit code of a run that refuses its flags or data.
 # What it says if its data set, or the folder of the sets, is not there.
@@ -349,11 +349,7 @@ def _plan(args: argparse.Namespace) -> Plan:
                      f'{[*flags]}.')
   if args.variant and not args.variant.replace('_', '').isalnum():
     raise ValueError(f'--variant={args.variant} must be letters and digits.')
-  bad = [f for f in flags if not f.startswith('--')
-         or f[2:].partition('=')[0] in _OWN]
-  if bad:
-    raise ValueError(f'{bad[0]} cannot be given to all cells, which set '
-                     f'{", ".join(_OWN[:3])} themselves.')
+  arguments.check_passed(flags, _OWN, 'a table')
   place = args.data_dir
   if place == '':
     raise ValueError('--data_dir= is empty; name a folder or leave it out.')

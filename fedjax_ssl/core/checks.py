@@ -117,10 +117,14 @@ def profile(profiles: Mapping[str, Mapping[str, Any]], name: str,
 
 def near(name: str, allowed: Iterable[str]) -> str:
   """Returns ' Did you mean ...?' for the nearest allowed name, or nothing."""
+  return ''.join(f' Did you mean {full!r}?' for full in nearest(name, allowed))
+
+
+def nearest(name: str, allowed: Iterable[str]) -> list[str]:
+  """Returns the allowed name that is nearest, or that these are initials of."""
   allowed = [*allowed]
-  found = difflib.get_close_matches(name, allowed, n=1) or [
+  return difflib.get_close_matches(name, allowed, n=1) or [
       full for full in allowed if name == initials(full)][:1]
-  return f' Did you mean {found[0]!r}?' if found else ''
 
 
 def whole_numbers(values: Iterable[Any]) -> tuple[int, ...] | None:

@@ -52,7 +52,7 @@ def _read(words: Sequence[str], place: str, outer: tuple[str, ...],
     try:
       path = pathlib.Path(os.path.expanduser(name))
       with contextlib.suppress(OSError):
-        lines = path.read_text().splitlines() if path.is_file() else []
+        lines = path.read_text('utf-8').splitlines() if path.is_file() else []
     except UnicodeDecodeError:
       raise ValueError(f'--flagfile={name} cannot be read: it is no text.'
                        ) from None

@@ -36,6 +36,9 @@ _HINTS = {
 
 _PREFIX = 'fedjax_ssl_user_'  # Of the names of the files' modules.
 _PLAIN = re.compile(r'\s*[A-Za-z_]\w*\s*(\(|$)')
+# A folder's name may look like a call, as in 'runs (copy)/mine.py:mine'; knobs
+# have quotes around a place.
+_FILE = re.compile(r'([^\'"=]+\.py):\s*([A-Za-z_]\w*)\s*(\(.*)?', re.DOTALL)
 _PLACED = re.compile(r'\s*(.+?):\s*([A-Za-z_]\w*)\s*(\(.*)?', re.DOTALL)
 _MODULE = re.compile(r'[A-Za-z_]\w*(\.[A-Za-z_]\w*)*')
 
@@ -67,7 +70,8 @@ _TRIED: set[str] = set()  # Paths, also of files that failed.
 
 def split(text: str) -> Placed | None:
   """Splits `PLACE:NAME(...)`; None for a text without a place."""
-  found = None if _PLAIN.match(text) else _PLACED.fullmatch(text.strip())
+  found = _FILE.fullmatch(text.strip()) or (
+      None if _PLAIN.match(text) else _PLACED.fullmatch(text.strip()))
   return found and Placed(found[1], found[2], found[3] or '')
 
 
@@ -156,7 +160,8 @@ def _load_file(path: str) -> ModuleType:
   _TRIED.add(path)
   _FILES[path] = _File(module, source)
   try:
-    exec(compile(source, path, 'exec'), module.__dict__)
+    # Without this module's own imports from `__future__`.
+    exec(compile(source, path, 'exec', dont_inherit=True), module.__dict__)
   except BaseException:
     del sys.modules[name], _FILES[path]
     raise

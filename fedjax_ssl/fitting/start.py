@@ -121,18 +121,20 @@ def fit(method: str | Callable[..., Method] | None = None,
   for place in checks.words(given.get(
       'imports', stored['flags'].get('imports') if stored else ())):
     registry.import_place(place)
-  found = _setting(setting, command.setting_of(stored) if stored else '',
-                   source)
+  found = _setting(setting, command.dealt_by(stored) if stored else '', source)
   inputs.check_free(given, source, begins=not stored)
   given |= {'method': _text('method', method), 'dataset': source.name}
   given |= {field: _text(field, given[field]) for field in _FUNCTIONS
             if callable(given.get(field))}
   temporary = None
-  if workdir is None:
-    temporary = tempfile.TemporaryDirectory(prefix='fedjax_ssl_')
-    given['workdir'] = temporary.name
-  told = _resolved(given, stored, found, source, saves=workdir is not None)
-  jobs = _jobs(told, given, found, source)
+  with contextlib.ExitStack() as refused:
+    if workdir is None:
+      temporary = tempfile.TemporaryDirectory(prefix='fedjax_ssl_')
+      refused.callback(temporary.cleanup)
+      given['workdir'] = temporary.name
+    told = _resolved(given, stored, found, source, saves=workdir is not None)
+    jobs = _jobs(told, given, found, source)
+    refused.pop_all()
   run = Run(jobs, temporary, stream=None if progress else io.StringIO())
   return run.resume(told.num_rounds)
 
@@ -194,14 +196,17 @@ def _setting(given: str | settings.Setting | None, stored: str,
              source: inputs.Source) -> settings.Setting:
   """Returns how rows are dealt."""
   if given is None:
-    given = (stored if stored in settings.SETTINGS else
-             _SETTINGS.get(source.name, SETTING))
+    given = stored if stored in settings.SETTINGS else _default(source)
   if isinstance(given, settings.Setting):
     return given
   if not isinstance(given, str) or given not in settings.SETTINGS:
     raise FieldError('setting', given,
                      checks.unknown(str(given), settings.SETTINGS))
   return settings.SETTINGS[given]
+
+
+def _default(source: inputs.Source) -> str:
+  return _SETTINGS.get(source.name, SETTING)
 
 
 def _text(field: str, given: Any) -> str:
@@ -264,11 +269,13 @@ def _jobs(told: config.Config, given: Collection[str],
         if source.partition is not None else
         runs.deal(setting, options, dataset))
 
-  ours = source.dataset is None and (
-      settings.SETTINGS.get(setting.name) is setting)
+  known = settings.SETTINGS.get(setting.name) is setting
+  ours = known and source.dataset is None
   # A later `fedjax-ssl` command on the folder reads what made the run.
   origin = {'setting': setting.name if ours else '', 'flagfiles': [],
             'script': '' if ours else command.FIT, 'comments': [],
-            'given': '' if source.dataset is None else 'dataset'}
+            'given': '' if source.dataset is None else 'dataset',
+            'dealt_by': setting.name if known and not ours and (
+                setting.name != _default(source)) else ''}
   return runs.prepared(
       setting, told, {k: v for k, v in origin.items() if v != ''}, dealt)

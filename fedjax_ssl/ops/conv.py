@@ -78,6 +78,12 @@ class Layer(NamedTuple):
   outputs: int
   pooled: bool = False
 
+  @property
+  def window(self) -> conv_geometry.Window:
+    """The positions of the kernel."""
+    return conv_geometry.window(self.size, self.kernel, self.stride,
+                                self.padding)
+
   def __str__(self) -> str:
     (height, width), (kh, kw) = self.size, self.kernel
     return (f'{kh}x{kw}/{self.stride} {self.padding} {height}x{width} '
@@ -247,8 +253,7 @@ def _together(window: conv_geometry.Window, outputs: int) -> bool:
 
 def is_tileable(layer: Layer) -> bool:
   """Returns whether 'winograd' takes a layer and does not fall back."""
-  return _tileable(conv_geometry.window(layer.size, layer.kernel, layer.stride,
-                                        layer.padding))
+  return _tileable(layer.window)
 
 
 def _tileable(window: conv_geometry.Window) -> bool:

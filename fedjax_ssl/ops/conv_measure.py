@@ -7,9 +7,10 @@ back from there.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 import concurrent.futures
 import functools
+import itertools
 import json
 import math
 import os
@@ -22,7 +23,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl.core import disk
-from fedjax_ssl.ops import conv, conv_geometry
+from fedjax_ssl.ops import conv
 
 # The forms that are tried, the plainest first; 'reordered' is made for XLA:CPU.
 FORMS = ('lax', 'gemm', 'taps', 'winograd', 'reordered')
@@ -37,7 +38,7 @@ _LEFT_OUT: Mapping[str, tuple[str, ...]] = {
     'cpu': ('lax',), 'gpu': ('taps', 'winograd', 'reordered')}
 # What is tried on a GPU where nothing else runs.
 _LEAST_MEMORY = 'lax'
-# Another form must take at most this share of the plainest form's time: noise
+# Another form must take at most this share of the first one's time: noise
 # should not choose.
 CLEARLY = 0.95
 Table = dict[str, dict[str, float]]
@@ -75,9 +76,7 @@ def layers_of(apply: Callable[..., Any], *args: Any) -> list[conv.Layer]:
 
 def operations(layer: conv.Layer) -> int:
   """Counts what a direct convolution of one row and its gradients take."""
-  window = conv_geometry.window(layer.size, layer.kernel, layer.stride,
-                                layer.padding)
-  return 3 * 2 * math.prod((*window.out, *layer.kernel, layer.inputs,
+  return 3 * 2 * math.prod((*layer.window.out, *layer.kernel, layer.inputs,
                             layer.outputs))
 
 
@@ -185,8 +184,9 @@ def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
     machine: names the machine that the times hold for.
     only: forms that are tried, by the layer's text; all of a layer that is not
       in it.
-    until: time of the monotonic clock from which on no other form is begun. The
-      plainest of all layers come first, compiled together.
+    until: time of the monotonic clock from which on no other form is begun. One
+      form of all layers comes first, see `_different`, then another of all;
+      these are compiled together.
     again: whether to try again what did not run, or came too late, when it was
       asked for before: memory may have been short, or the machine busy. A layer
       without any form that ran is always tried again.
@@ -208,29 +208,32 @@ def table(layers: Collection[conv.Layer], load: Load, path: pathlib.Path | None,
   found = {layer: _worth(known.get(key(layer), {}), again) for layer in layers}
   wanted = {layer: tried(layer) for layer in layers}
 
-  def measure(form: str) -> None:
-    missing = [layer for layer, forms in wanted.items()
-               if form in forms and form not in found[layer]]
-    programs = _programs(missing, form, load, until)
+  def measure(turn: Mapping[conv.Layer, str]) -> None:
+    missing = {layer: form for layer, form in turn.items()
+               if form not in found[layer]}
+    programs = _programs(missing, load, until)
     for layer, steps in programs.items():
       if time.monotonic() > until:
         break
+      form = missing[layer]
       best = min(found[layer].values(), default=float('inf'))
       found[layer][form] = float('inf') if steps is None else seconds(
           layer, form, load, hopeless=_HOPELESS * best, steps=steps)
-    for layer in missing:
+    for layer, form in missing.items():
       found[layer].setdefault(form, float('inf'))  # Its turn did not come.
     if missing:
       _write(path, {key(layer): found[layer] for layer in layers})
 
-  for form in FORMS:
-    measure(form)
+  for turn in itertools.zip_longest(*wanted.values()):
+    measure({layer: form for layer, form in zip(wanted, turn, strict=True)
+             if form})
   if jax.default_backend() == 'gpu':
-    for layer, forms in wanted.items():
-      if (str(layer) not in (only or {}) and not _ran(found[layer])
-          and _LEAST_MEMORY not in forms):
-        forms.append(_LEAST_MEMORY)
-    measure(_LEAST_MEMORY)
+    left = [layer for layer, forms in wanted.items()
+            if str(layer) not in (only or {}) and not _ran(found[layer])
+            and _LEAST_MEMORY not in forms]
+    for layer in left:
+      wanted[layer].append(_LEAST_MEMORY)
+    measure(dict.fromkeys(left, _LEAST_MEMORY))
   return {str(layer): {form: found[layer][form] for form in forms
                        if found[layer][form] < float('inf')}
           for layer, forms in wanted.items()}
@@ -247,22 +250,27 @@ def _ran(times: Mapping[str, float]) -> dict[str, float]:
   return {form: taken for form, taken in times.items() if taken < math.inf}
 
 
-def _programs(layers: Sequence[conv.Layer], form: str, load: Load, until: float
+def _programs(forms: Mapping[conv.Layer, str], load: Load, until: float
               ) -> dict[conv.Layer, Program | None]:
-  """Compiles on all cores those layers whose turn comes in time."""
+  """Compiles on all cores a form of those layers whose turn comes in time."""
   def one(layer: conv.Layer) -> tuple[bool, Program | None]:
     if time.monotonic() > until:
       return False, None
-    return True, program(layer, form, load)
+    return True, program(layer, forms[layer], load)
 
   # Nothing is timed meanwhile, which would take its time.
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    made = dict(zip(layers, pool.map(one, layers), strict=True))
+    made = dict(zip(forms, pool.map(one, forms), strict=True))
   return {layer: steps for layer, (came, steps) in made.items() if came}
 
 
 def _different(layer: conv.Layer, clients: int) -> tuple[str, ...]:
-  """The forms that give different programs for a layer, hopeless ones apart."""
+  """The forms that give different programs for a layer, hopeless ones apart.
+
+  They are in the order in which they are tried: the plainest first, but on a
+  CPU what the rules by shape choose. There large layers may leave no time for
+  more, and elsewhere all but hopeless ones get theirs.
+  """
   out = _LEFT_OUT.get(jax.default_backend(), ())
   if jax.default_backend() == 'gpu' and clients > 1:
     out = (*out, 'lax')  # Grouped: see `_LEFT_OUT`.
@@ -270,8 +278,13 @@ def _different(layer: conv.Layer, clients: int) -> tuple[str, ...]:
   if layer.kernel == (1, 1) and not layer.pooled:
     # All forms but 'lax' make the same product.
     return tuple(form for form in forms if form in ('lax', 'gemm'))
-  return tuple(form for form in forms
-               if form != 'winograd' or conv.is_tileable(layer))
+  forms = tuple(form for form in forms
+                if form != 'winograd' or conv.is_tileable(layer))
+  if jax.default_backend() != 'cpu':
+    return forms
+  first = conv.choose(layer.window, layer.inputs, 'cpu',
+                      layer.outputs if layer.pooled else None)
+  return tuple(sorted(forms, key=lambda form: form != first))
 
 
 def fastest(measured: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
@@ -302,7 +315,7 @@ def _read(path: pathlib.Path | None) -> dict[str, dict[str, float]]:
   try:
     if path is None or not path.is_file():  # To read a pipe would never end.
       return {}
-    found = json.loads(path.read_text())
+    found = json.loads(path.read_text('utf-8'))
     return {str(key): {
         str(form): math.inf if value is None else float(value)
         for form, value in forms.items()

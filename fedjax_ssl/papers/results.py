@@ -41,7 +41,7 @@ def read(file: pathlib.Path) -> dict[str, Any]:
   if not file.exists():
     return {}
   try:
-    stored: dict[str, Any] = json.loads(file.read_text())
+    stored: dict[str, Any] = json.loads(file.read_text('utf-8'))
     for key in ('cell', 'flags', 'extra_flags', 'seeds'):
       stored[key]
     for key in ('flags', 'extra_flags'):

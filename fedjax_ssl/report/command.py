@@ -17,7 +17,7 @@ from fedjax_ssl.core import (
 )
 from fedjax_ssl.training import workdir as workdir_lib
 
-_TEXTS = ('setting', 'script')
+_TEXTS = ('setting', 'script', 'dealt_by')
 # In place of a script: a call in Python, of data that were given there.
 FIT = workdir_lib.FIT
 # Flags that say how a data set is read, and how its rows are dealt.
@@ -75,6 +75,15 @@ def setting_of(config: Mapping[str, Any]) -> str:
   return made.get('setting') or (old[1] if old else '')
 
 
+def dealt_by(config: Mapping[str, Any]) -> str:
+  """Returns the setting that dealt the rows; '' for the default or a script's.
+
+  Of data given in Python no program can repeat a run, but a setting may have
+  dealt them.
+  """
+  return setting_of(config) or origin_of(config).get('dealt_by', '')
+
+
 def program_of(config: Mapping[str, Any]) -> str:
   """Returns what people call the program of a run; '' if nothing says it."""
   return setting_of(config) or origin_of(config).get('script', '')
@@ -123,9 +132,12 @@ def for_shell(config: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
   script = origin_of(config).get('script', 'SCRIPT')
   if not setting and script == FIT:
     told = [f'{name}={value!r}' for name, value in sorted(flags.items())
-            if value not in (None, [], False) and name not in {
+            if value is not None and value is not False and value != []
+            and name not in {
                 *flag_kinds.ONE_START, *READING, 'method', 'dataset', 'report',
                 *(DEALING if flags.get('dataset') == 'federation' else ())}]
+    if dealt_by(config):
+      told.append(f'setting={dealt_by(config)!r}')
     return f'{FIT}({", ".join([repr(flags.get("method")), "DATA", *told])})'
   program = ['fedjax-ssl', 'train', setting] if setting else ['python', script]
   return shlex.join([*program, *flags_of({'flags': flags})])

@@ -18,6 +18,7 @@ from fedjax_ssl.report import (
   pairs,
   series,
   stored_runs,
+  summary,
   tables,
 )
 from fedjax_ssl.report.text import as_csv, plain
@@ -318,6 +319,7 @@ def texts_of_good(runs: Sequence[stored_runs.Run], options: Options,
   """
   _targets(options.targets, runs)
   pairs.references(runs, stored_runs.compared(runs), options.reference)
+  summary.check_columns(options.columns, {run.name: run.seeds for run in runs})
   try:
     return texts_of(runs, options, left_out)
   except Exception as error:  # Damaged runs fail in many ways.

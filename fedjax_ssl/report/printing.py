@@ -11,11 +11,14 @@ from fedjax_ssl.report.text import plain
 def say(text: str, end: str = '\n', stream: TextIO | None = None) -> None:
   """Prints at once, by default to stdout; drops text if the reader has closed.
 
-  A program that writes files or runs experiments must not end because of that.
+  A program that writes files or runs experiments must not end because of that,
+  nor because of a letter that the stream cannot write, which becomes `?`.
   """
   stream = stream or sys.stdout
+  coded = stream.encoding or 'utf-8'
+  text = plain(text).encode(coded, 'replace').decode(coded)
   try:
-    print(plain(text), end=end, file=stream, flush=True)
+    print(text, end=end, file=stream, flush=True)
   except BrokenPipeError:
     # The rest of the buffer would fail once more at the end of the process.
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -84,15 +84,8 @@ def line(run: int, name: str, x: Sequence[float] | np.ndarray,
     values: float64[seeds, R].
     percent: whether they are shares, 0 to 100.
   """
-  low = high = None
-  if len(values) > 1:
-    mean, std = values.mean(axis=0), values.std(axis=0, ddof=1)
-    low, high = mean - std, mean + std
-    if percent:
-      high = np.minimum(high, 100)
-    # A deviation may reach below 0; what was measured does not.
-    least = values.min(axis=0)
-    low = np.where((low < 0) & (least >= 0), np.minimum(least, mean), low)
+  low, high = summary.band(values, percent=percent) if len(values) > 1 else (
+      None, None)
   return Line(run, name, np.array(x, np.float64), values, low, high)
 
 

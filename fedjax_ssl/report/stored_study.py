@@ -23,7 +23,7 @@ def reading(file: pathlib.Path) -> Iterator[dict[str, Any]]:
       not as it should be.
   """
   try:
-    stored = json.loads(file.read_text())
+    stored = json.loads(file.read_text('utf-8'))
     if not isinstance(stored, dict):
       raise TypeError('it is no object of JSON')
     yield stored

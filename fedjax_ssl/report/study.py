@@ -168,8 +168,12 @@ def spent(row: Mapping[str, Any]) -> str:
   # A method of a user's own has told that it is private by reporting one.
   if noisy_networks(row) is None and all(v is None for v in values):
     return ''
-  text = 'unbounded' if None in values else f'{max(values):.2f}'
-  return text + (', nominal' if noisy_networks(row) == 'generator' else '')
+  return summary.epsilon(values, is_nominal(row))
+
+
+def is_nominal(row: Mapping[str, Any]) -> bool:
+  """Returns whether the epsilon of a row's method guarantees nothing."""
+  return noisy_networks(row) == 'generator'
 
 
 def noisy_networks(row: Mapping[str, Any]) -> str | None:
@@ -294,8 +298,7 @@ def markdown(rows: list[dict[str, Any]], note: str,
             'seeds; seconds include compilation and all seeds; models sent '
             '(down and up) and examples through the network are per client '
             'and round.'
-            + (' A nominal epsilon is no guarantee: only the generator got '
-               'noise.' if 'generator' in map(noisy_networks, rows) else '')
+            + f' {summary.NOMINAL}' * any(map(is_nominal, rows))
             + (' Costs are percent of one dense model per client and round, '
                'mean over the run.' if 'cost_up' in extra else ''),
             *(text for said in _notes(rows) for text in ('', said)),

@@ -1,7 +1,7 @@
 """Sums up runs: by seed, as a table over seeds, and as curves."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import os
 import pathlib
 from typing import Any
@@ -19,6 +19,7 @@ Runs = Mapping[str, Sequence[Sequence[Row]]]
 TAIL = 5
 # On so many rows an accuracy of a half has a standard error of 5 points.
 _FEW_ROWS = 100
+NOMINAL = 'A nominal epsilon is no guarantee: only the generator got noise.'
 COLUMNS = {
     'final': 'final',
     'tail': 'last {tail} evaluations',
@@ -178,7 +179,8 @@ def check_columns(columns: Sequence[str], runs: Runs) -> None:
           f'{", ".join(sorted(known)) or "none"}.')
 
 
-def table(runs: Runs, *, columns: Sequence[str] = ()) -> str:
+def table(runs: Runs, *, columns: Sequence[str] = (),
+          nominal: Collection[str] = ()) -> str:
   """Makes a Markdown table of test accuracies in percent, mean ± std.
 
   The standard deviation is that of a sample (n - 1); one seed has none.
@@ -187,6 +189,7 @@ def table(runs: Runs, *, columns: Sequence[str] = ()) -> str:
     runs: by name, one list of rows for each seed, as `load` gives.
     columns: metrics of the last row that get a column too, such as
       'macro_recall' and 'auc'.
+    nominal: names of runs whose epsilon guarantees nothing.
 
   Returns:
     The table, a line for each name in the given order, readable as plain text.
@@ -215,7 +218,8 @@ def table(runs: Runs, *, columns: Sequence[str] = ()) -> str:
         *(verdict.marked(percent([r[c] for r in results]), found)
           for c in COLUMNS),
         *(mean_std([last(rows, c) for rows in seeds]) for c in columns)])
-    spent.append(_spent(results))
+    spent.append(epsilon([r.get('epsilon') for r in results], name in nominal)
+                 if any('epsilon' in r for r in results) else '')
   if any(spent):
     head.append('epsilon')
     body = [[*row, cell] for row, cell in zip(body, spent, strict=True)]
@@ -228,6 +232,8 @@ def table(runs: Runs, *, columns: Sequence[str] = ()) -> str:
 
   rule = ['-' * widths[0], *('-' * (w - 1) + ':' for w in widths[1:])]
   notes = verdict.footnotes(verdicts.items())
+  notes = [*notes, *[NOMINAL] * any(spent[i] and name in nominal
+                                    for i, name in enumerate(runs))]
   below = '\n' + '\n\n'.join(notes) + '\n' if notes else ''
   return '\n'.join(map(line, [head, rule, *body])) + '\n' + below
 
@@ -283,9 +289,8 @@ def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss')) -> Any:
           rounds, mean, linewidth=1.8, **style[name],
           marker='o' if len(rounds) == 1 else '')
       if len(values) > 1:
-        std = values.std(axis=0, ddof=1)
-        axes.fill_between(rounds, mean - std, mean + std, linewidth=0,
-                          color=style[name]['color'], alpha=0.18)
+        axes.fill_between(rounds, *band(values, percent=scale == 100),
+                          linewidth=0, color=style[name]['color'], alpha=0.18)
     axes.set_xlabel('round')
     axes.set_ylabel(label(panel))
     axes.grid(color='#dddddd', linewidth=0.6)
@@ -310,6 +315,26 @@ def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss')) -> Any:
       title_fontsize='small', alignment='left')
   as_they_are(chart)
   return chart
+
+
+def band(values: np.ndarray, *, percent: bool
+         ) -> tuple[np.ndarray, np.ndarray]:
+  """Computes mean - and + one deviation, in the range of possible values.
+
+  Args:
+    values: float64[seeds, R], of two seeds or more.
+    percent: whether they are shares, 0 to 100.
+
+  Returns:
+    float64[R] low and high.
+  """
+  mean, std = values.mean(axis=0), values.std(axis=0, ddof=1)
+  low, high = mean - std, mean + std
+  if percent:
+    high = np.minimum(high, 100)
+  # A deviation may reach below 0; what was measured does not.
+  least = values.min(axis=0)
+  return np.where((low < 0) & (least >= 0), np.minimum(least, mean), low), high
 
 
 def _column(rows: Sequence[Row], name: str) -> np.ndarray:
@@ -381,13 +406,11 @@ def percent(values: Sequence[float | None], scale: float = 100) -> str:
   return mean_std([None if v is None else scale * v for v in values])
 
 
-def _spent(results: Sequence[Mapping[str, Any]]) -> str:
-  """Formats the largest epsilon of a run's seeds; '' without privacy."""
-  if not any('epsilon' in r for r in results):
-    return ''
-  values = [r.get('epsilon') for r in results]
+def epsilon(values: Sequence[float | None], nominal: bool) -> str:
+  """Formats the largest epsilon of a run's seeds; None is no bound."""
   known = [v for v in values if v is not None]
-  return f'{max(known):.2f}' if len(known) == len(values) else 'unbounded'
+  text = f'{max(known):.2f}' if len(known) == len(values) else 'unbounded'
+  return text + ', nominal' * nominal
 
 
 def _final(seeds: Sequence[Sequence[Row]]) -> float:

@@ -25,7 +25,7 @@ from fedjax_ssl.core import (
   registry,
 )
 from fedjax_ssl.core.checks import FieldError
-from fedjax_ssl.report import printing, summary
+from fedjax_ssl.report import printing, study, summary
 from fedjax_ssl.running import (
   convolutions,
   data_defaults,
@@ -94,7 +94,9 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
                        'continues.')
         raise
     num_validation = jobs[0].facts['federation']['num_validation']
-    processes.once(lambda: _finish(workdir, runs, num_validation))
+    nominal = [job.name for job in jobs if study.is_nominal(
+        {'method': job.spec.method})]
+    processes.once(lambda: _finish(workdir, runs, num_validation, nominal))
   return [job.folder for job in jobs]
 
 
@@ -360,9 +362,9 @@ def wanted(options: Config, workdir: pathlib.Path) -> list[Planned]:
 
 
 def _finish(workdir: pathlib.Path, runs: dict[str, list[Any]],
-            num_validation: int) -> None:
+            num_validation: int, nominal: Collection[str]) -> None:
   """Prints the table and draws the curves."""
-  printing.say(summary.table(runs))
+  printing.say(summary.table(runs, nominal=nominal))
   few = summary.few_rows([rows for seeds in runs.values() for rows in seeds],
                          num_validation)
   if few:

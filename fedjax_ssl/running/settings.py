@@ -12,7 +12,7 @@ import sys
 from typing import Any, NamedTuple
 
 from fedjax_ssl import config
-from fedjax_ssl.core import checks, registry
+from fedjax_ssl.core import checks, flagfile_lines, registry
 from fedjax_ssl.running import dealing
 
 
@@ -332,11 +332,19 @@ def is_known(name: str, stored: Mapping[str, Any]) -> bool:
 
 
 def imported(words: Sequence[str]) -> list[str]:
-  """Returns the values of --import among words, with lists split."""
+  """Returns the values of --import, with lists split.
+
+  Args:
+    words: of a command; the flagfiles that they name are read too.
+
+  Raises:
+    ValueError: see `flagfile_lines.read`.
+  """
   found: list[str] = []
-  for i, word in enumerate(words):
-    flag, equals, value = word.partition('=')
-    if flag in ('--import', '-import'):
-      value = value if equals else ''.join(words[i + 1:i + 2])
-      found += checks.words(value)
+  for some in (words, *(lines for _, lines in flagfile_lines.read(words))):
+    for i, word in enumerate(some):
+      flag, equals, value = word.strip().partition('=')
+      if flag in ('--import', '-import'):
+        value = value if equals else ''.join(some[i + 1:i + 2])
+        found += checks.words(value)
   return found

@@ -105,17 +105,23 @@ def _hear(number: int, frame: object) -> None:
   """Does nothing, but without a handler no number goes to the pipe."""
 
 
-def listen() -> None:
-  """Makes signals end the process from now on; may be called again."""
+def listen() -> int:
+  """Makes signals end the process from now on; may be called again.
+
+  Returns:
+    The file in which signals were noted before, as `signal.set_wakeup_fd` names
+    it; -1 for none.
+  """
   if _pipes or threading.current_thread() is not threading.main_thread():
-    return
+    return -1
   source, sink = os.pipe()
   os.set_blocking(sink, False)
-  signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
+  before = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
   for number in _NAMES:
     signal.signal(number, _hear)
   _pipes.append((source, sink))
   threading.Thread(target=_watch, args=(source,), daemon=True).start()
+  return before
 
 
 def _forget() -> None:
@@ -137,13 +143,13 @@ def listening() -> Iterator[None]:
     yield
     return
   old = {number: signal.getsignal(number) for number in _NAMES}
-  listen()
+  before = listen()
   try:
     yield
   finally:
     for number, handler in old.items():
       signal.signal(number, handler)
-    signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(before)  # An event loop of the program has its own.
     _, sink = _pipes.pop()
     os.write(sink, b'\0')
     os.close(sink)

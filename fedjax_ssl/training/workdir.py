@@ -161,7 +161,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
   """
   file = pathlib.Path(path) / CONFIG
   try:
-    stored = _object('it', json.loads(file.read_text()))
+    stored = _object('it', json.loads(file.read_text('utf-8')))
     for name in ('flags', 'facts', 'environment'):
       stored[name] = _object(f'`{name}`', stored[name])
     if not isinstance(stored['restarts'], list):

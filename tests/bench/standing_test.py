@@ -115,6 +115,12 @@ class PictureTest(absltest.TestCase):
     self.assertAlmostEqual(places(*edge), places(*lower), delta=3)
     self.assertGreater(abs(places(*edge) - places()), 30)
 
+  def test_bounds_that_diverged_leave_the_deviations(self):
+    drawn = picture.svg({'mild': standing.compare([
+        measured('a', [.7, .8]), *(measured(name, [np.nan, np.nan])
+                                   for name in (plan.FEW, plan.ALL))])})
+    self.assertRegex(drawn or b'', rb'd="M [^"]+L [^"]+" [^>]*width: 1.2')
+
   def test_nothing_to_draw(self):
     self.assertIsNone(picture.svg({'mild': standing.compare(
         [measured(plan.FEW, [.5, .5])])}))

@@ -50,8 +50,8 @@ def test_a_script_and_the_command_make_the_same_run(tmp_path):
 
 
 @pytest.mark.parametrize('words, said', [
-    (['trian'], "'trian' is no command. Did you mean train?"),
-    (['train', 'digits_dirdri'], 'Did you mean digits_dirdir?'),
+    (['trian'], "'trian' is no command. Did you mean 'train'?"),
+    (['train', 'digits_dirdri'], "Did you mean 'digits_dirdir'?"),
     (['train', 'digits_dirdir', '--alhpa=1'], 'Did you mean --alpha?'),
     (['train', 'digits_dirdir', '--lr=1'], 'Did you mean --learning_rate?'),
     (['train', 'digits_dirdir', '--method=fixmach'], "Did you mean 'fixmatch'"),

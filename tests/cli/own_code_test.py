@@ -12,6 +12,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import data
+from fedjax_ssl.core import imports
 from tests.cli import launcher
 
 pytestmark = pytest.mark.usefixtures('as_registered')
@@ -100,6 +101,26 @@ def test_without_its_file_a_run_has_its_copy(gone, copied, tmp_path):
     assert f'{gone}, which is not here' in line and 'SHA-256' in line
   with pytest.raises(ValueError, match='mine.py, which is not here'):
     fedjax_ssl.load(copied)
+
+
+def test_a_file_is_run_as_python_runs_it(tmp_path):
+  """Its annotations are what it says, not their texts."""
+  file = tmp_path / 'plain.py'
+  file.write_text('def f(x: int): ...\n')
+  module = imports.load(str(file))
+  assert module.f.__annotations__ == {'x': int}
+
+
+def test_a_flagfile_may_bring_the_setting(tmp_path):
+  file, flags = tmp_path / 'brings.py', tmp_path / 'run.flags'
+  file.write_text('import fedjax_ssl\n@fedjax_ssl.register_setting("brought", '
+                  '"About.")\ndef deal(*args): ...\n')
+  flags.write_text(f'# A run.\n--import={file}\n')
+  done = launcher.call('train', 'brought', f'--flagfile={flags}', '--help')
+  assert 'About.' in done.stdout and done.returncode in (0, 1), done.stderr
+  flags.write_text('--seed=1\n')
+  assert "'brought' is no setting" in refusal(launcher.call(
+      'train', 'brought', f'--flagfile={flags}'))
 
 
 def test_a_run_is_never_continued_with_other_code(trained, copied, tmp_path):

@@ -184,11 +184,16 @@ def test_nobody_has_to_read():
 def test_what_was_set_before_comes_back():
   text = ('import signal\nbefore = signal.getsignal(2)\n'
           'from fedjax_ssl.running import stopping\n'
-          'with stopping.listening():\n'
-          '  assert signal.getsignal(15) != signal.SIG_DFL\n'
-          'assert signal.getsignal(15) == signal.SIG_DFL\n'
-          'assert signal.getsignal(2) == before\n'
-          'assert signal.set_wakeup_fd(-1) == -1\n')
+          'import os\n'
+          'source, sink = os.pipe()\n'
+          'os.set_blocking(sink, False)\n'
+          'for own in (-1, sink):  # An event loop has one.\n'
+          '  signal.set_wakeup_fd(own)\n'
+          '  with stopping.listening():\n'
+          '    assert signal.getsignal(15) != signal.SIG_DFL\n'
+          '  assert signal.getsignal(15) == signal.SIG_DFL\n'
+          '  assert signal.getsignal(2) == before\n'
+          '  assert signal.set_wakeup_fd(-1) == own\n')
   subprocess.run([sys.executable, '-c', text], cwd=launcher.EXPERIMENTS,
                  check=True)
 

@@ -77,6 +77,7 @@ def test_what_is_no_name_is_refused(name, error):
     ('/a b/x.py:net(width=8)', '/a b/x.py:net', {'width': 8}),
     ('pack.age:Net', 'pack.age:Net', {}),
     ("mc(weak='x.py:f(a=1)')", 'mc', {'weak': 'x.py:f(a=1)'}),
+    ('runs (copy)/x.py:net(width=8)', 'runs (copy)/x.py:net', {'width': 8}),
     ("./x(1).py:f(a='b:c')", './x(1).py:f', {'a': 'b:c'})])
 def test_a_place_may_stand_before_a_name(text, name, knobs):
   assert registry.parse(text) == (name, knobs)

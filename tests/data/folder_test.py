@@ -64,6 +64,45 @@ def test_one_image_in_color_makes_all_of_them_rgb(tmp_path):
   assert found['test'].inputs[2, 0, 0].tolist() == [9, 0, 0]
 
 
+def test_a_table_says_whose_each_image_is(tmp_path):
+  made = write(tmp_path / 'pets')
+  train = sorted(name for name in made if name.startswith('train'))
+  owners = {name: ('10', '9', 'ann')[i % 3] for i, name in enumerate(train)}
+  (tmp_path / 'pets/clients.csv').write_text('client,image,note\n' + ''.join(
+      f'{owners[name]},{name},x\n' for name in reversed(train)))
+  found = data.load('pets', tmp_path)
+  assert found.client_names == ('10', '9', 'ann')
+  assert found.owner is not None
+  assert [found.client_names[i] for i in found.owner] == [
+      owners[name] for name in train]
+
+
+@pytest.mark.parametrize('rows, words', [
+    ('train/cat/0.png,a\n', "'train/cat/1.png' is missing; each image to"),
+    ('train/cat/0.png,a\ntrain/cat/0.png,b\n', ", line 3: 'train/cat/0.png' is "
+     'there twice'),
+    ('cat/0.png,a\n', ", line 2: 'cat/0.png' is no image to train on; they are "
+     "named as 'train/cat/0.png'"),
+    ('train/cat/0.png,\n', ', line 2: an image to train on has no client'),
+    ('train/cat/0.png\n', 'line 2 has 1 columns'),
+    ('', "no column 'image' with a row below it")])
+def test_a_table_of_clients_that_does_not_fit_is_refused(tmp_path, rows, words):
+  write(tmp_path / 'pets')
+  file = tmp_path / 'pets/clients.csv'
+  file.write_text(f'image,client\n{rows}')
+  with pytest.raises(data.DataError, match=words) as error:
+    data.load('pets', tmp_path)
+  assert str(error.value).startswith(str(file))
+
+
+@pytest.mark.parametrize('name', ['client.csv', 'Clients.csv', 'clients.txt'])
+def test_a_misnamed_table_of_clients_is_refused(tmp_path, name):
+  write(tmp_path / 'pets')
+  (tmp_path / 'pets' / name).touch()
+  with pytest.raises(data.DataError, match=f'{name} is not read: name it clie'):
+    data.load('pets', tmp_path)
+
+
 @pytest.mark.parametrize('order', ['<', '>'])
 def test_of_16_bits_the_upper_8_are_taken(tmp_path, order):
   write(tmp_path, 1)

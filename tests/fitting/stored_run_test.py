@@ -1,6 +1,7 @@
 """What `fit` takes from a folder, and what it says of a run there."""
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,24 @@ def test_data_that_a_run_was_given_are_given_again(tmp_path):
     fedjax_ssl.fit(workdir=tmp_path, progress=False)
   again = fedjax_ssl.fit(None, data, workdir=tmp_path, progress=False)
   assert again.options.method == 'fedavg'
+
+
+def test_the_setting_that_dealt_given_data_is_remembered(tmp_path):
+  x = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
+  y = np.arange(60) % 4
+  arrays = x, y, x[:8], y[:8]
+  given = {**SHORT, 'labels_per_class': 3, 'clients': 3}
+  first = fedjax_ssl.fit('fedavg', arrays, setting='cifar_iid', rounds=1,
+                         workdir=tmp_path, **given)
+  again = fedjax_ssl.fit(None, arrays, workdir=tmp_path, progress=False)
+  assert again.options == first.options and again.round == 1
+
+
+def test_a_refused_call_leaves_no_folder(monkeypatch, tmp_path):
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+  with pytest.raises(ValueError, match='num_rounds=-3') as refused:
+    fedjax_ssl.fit('fixmatch', 'digits', rounds=-3)
+  assert refused.tb and not [*tmp_path.iterdir()]  # Whatever keeps the error.
 
 
 def test_a_folder_without_a_run_begins_none(tmp_path):

@@ -213,7 +213,21 @@ def test_on_a_cpu_xlas_own_gradients_are_not_waited_for(monkeypatch):
   calls = _clock(monkeypatch, dict.fromkeys(conv_measure.FORMS, 1.))
   monkeypatch.setattr(jax, 'default_backend', lambda: 'cpu')
   conv_measure.table([_LAYER], _LOAD, None)
-  assert [form for _, form in calls] == [*conv_measure.FORMS[1:]]
+  assert sorted(form for _, form in calls) == sorted(conv_measure.FORMS[1:])
+
+
+def test_on_a_cpu_what_its_rules_choose_is_timed_first(monkeypatch):
+  """Where time is over after it, the choice is as if nothing were timed."""
+  calls = _clock(monkeypatch, dict.fromkeys(conv_measure.FORMS, 1.))
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'cpu')
+  tiled = _LAYER._replace(size=(8, 8), inputs=16)
+  layers = [_LAYER, tiled, tiled._replace(stride=2)]
+  found = conv_measure.table(layers, _LOAD, None)
+  rules = [conv.choose(layer.window, layer.inputs, 'cpu') for layer in layers]
+  assert rules == ['gemm', 'winograd', 'reordered']
+  assert calls[:3] == [(str(layer), form) for layer, form in zip(
+      layers, rules, strict=True)]
+  assert [*conv_measure.fastest(found).values()] == rules
 
 
 def test_what_is_done_once_is_not_counted():

@@ -161,6 +161,13 @@ def test_a_call_of_fit_can_be_called():
   (method, first), (_, second) = calls
   assert method == 'fixmatch' and 'alpha' not in second
   assert first['alpha'] == 0.1 and first['seeds'] == [0, 1]
+  assert first['weight_decay'] == 0 and 'report' not in first
+
+
+def test_a_call_on_data_names_the_setting_that_dealt_them():
+  config = {'origin': {'script': command.FIT, 'dealt_by': 'cifar_iid'}}
+  assert command.for_shell(config, {'method': 'fixmatch', 'alpha': .3}) == (
+      "fedjax_ssl.fit('fixmatch', DATA, alpha=0.3, setting='cifar_iid')")
 
 
 def test_the_papers_number_is_marked_where_flags_differ(tmp_path, monkeypatch):

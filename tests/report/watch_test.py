@@ -59,6 +59,22 @@ def test_the_page_follows_the_runs(tmp_path, monkeypatch, capsys):
   assert [line.split(':')[0] for line in lines] == ['waiting', 'Report']
 
 
+def test_what_fails_at_the_end_is_said(tmp_path, monkeypatch, capsys):
+  """The page would go on renewing itself."""
+  folder, out = tmp_path / 'runs' / 'a', tmp_path / 'out'
+  fake.write(folder, [fake.row(5, .5)])
+
+  def sleep(seconds):
+    del seconds
+    (folder / 'metrics.jsonl').unlink()
+    raise KeyboardInterrupt
+  monkeypatch.setattr(time, 'sleep', sleep)
+  assert report.main([str(tmp_path / 'runs'), f'--out={out}',
+                      '--watch=7']) == 1
+  *_, said = capsys.readouterr().err.splitlines()
+  assert said.startswith(f'{out}/index.html goes on renewing itself: ')
+
+
 def test_a_signal_ends_it(tmp_path, root: pathlib.Path):
   out = tmp_path / 'out'
   fake.write(tmp_path / 'runs' / 'a', [])

@@ -91,6 +91,21 @@ def test_epsilon_is_in_the_table_where_it_was_spent():
   assert cells[0] == 'epsilon' and cells[2:] == ['3.25', '', 'unbounded']
 
 
+def test_an_epsilon_that_guarantees_nothing_says_so():
+  runs = {name: [rows([0.5, 0.6], epsilon=3.25)] for name in ('a', 'b')}
+  _, _, a, b, _, note = summary.table(runs, nominal=['b']).splitlines()
+  assert a.endswith(' 3.25 |') and b.endswith('| 3.25, nominal |')
+  assert note == summary.NOMINAL and note not in summary.table(runs)
+
+
+def test_bands_stay_where_values_can_be():
+  low, high = summary.band(np.array([[90., 5., -1.], [100., 0., 1.]]),
+                           percent=True)
+  assert high[0] == 100 and low[1] == 0 and low[2] < -1
+  _, high = summary.band(np.array([[90.], [100.]]), percent=False)
+  assert high[0] == pytest.approx(95 + 50**.5)
+
+
 def test_accuracy_against_epsilon(tmp_path):
   spent = [{'round': i, 'accuracy': 0.1 * i, 'epsilon': e}
            for i, e in enumerate((0.5, 1.5, None))]

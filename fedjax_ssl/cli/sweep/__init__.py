@@ -70,7 +70,7 @@ def read_cells(words: Sequence[str]) -> list[grid.Cell]:
   """
   if len(words) == 1 and ':' not in words[0] and not words[0].startswith('--'):
     try:
-      text = pathlib.Path(words[0]).read_text()
+      text = pathlib.Path(words[0]).read_text('utf-8')
     except (OSError, ValueError) as error:
       reason = getattr(error, 'strerror', None) or 'it is no text'
       raise grid.GridError(f'{words[0]} cannot be read: {reason}.') from error

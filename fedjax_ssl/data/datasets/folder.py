@@ -7,7 +7,7 @@ import pathlib
 
 import numpy as np
 
-from fedjax_ssl.data.datasets import files
+from fedjax_ssl.data.datasets import files, table
 from fedjax_ssl.data.datasets import names as names_lib
 from fedjax_ssl.data.files import DataError
 
@@ -15,6 +15,7 @@ from fedjax_ssl.data.files import DataError
 _PARTS = {'train': 'train', 'test': 'test', 'val': 'validation',
           'validation': 'validation'}
 _UNLABELED = 'unlabeled'  # In place of a class: of rows without a label.
+_CLIENTS = 'clients.csv'  # Whose each image is.
 _ENDINGS = frozenset(('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.ppm', '.tif',
                       '.tiff', '.webp'))
 # Pillow's modes without color, and with 16 bits.
@@ -38,7 +39,9 @@ def read(path: pathlib.Path) -> files.Source:
 
   Args:
     path: the folder. All images have one size; they are gray if all of them
-      are, else RGB. Of 16 bits the upper 8 are taken.
+      are, else RGB. Of 16 bits the upper 8 are taken. In `clients.csv` a column
+      `image` names images to train on, all of them, as train/CLASS/NAME, and a
+      column `client` whose each is.
 
   Returns:
     A Source with inputs uint8[D, H, W, C] and labels int32[D].
@@ -46,13 +49,15 @@ def read(path: pathlib.Path) -> files.Source:
   Raises:
     DataError: if a part is missing, or holds anything but images of one size
       in folders, or a class to train on has none, or is called -1, the mark of
-      a row without label.
+      a row without label; or if the table of clients does not fit.
   """
   parts: dict[str, tuple[list[np.ndarray], list[str]]] = {}
   folders = {'train': 'train', 'test': 'test'}  # By part, as they are called.
+  trained: list[str] = []  # As the table of clients names them.
   shape: tuple[int, ...] = ()
   for folder in _within(path):
     if not folder.is_dir():
+      _check_table(folder)
       continue
     _check_unlabeled(folder)
     if folder.name not in _PARTS:
@@ -70,6 +75,8 @@ def read(path: pathlib.Path) -> files.Source:
         raise DataError(f'{file} has {_size(image.shape)} pixels, and others '
                         f'{_size(shape)}; bring all to one size')
       images.append(image)
+      if part == 'train':
+        trained.append(file.relative_to(path).as_posix())
       labels.append(names_lib.NONE if (
           part == 'train' and file.parent.name == _UNLABELED)
           else file.parent.name)
@@ -79,12 +86,43 @@ def read(path: pathlib.Path) -> files.Source:
                       'each class, with its images')
   color = any(image.ndim == 3 for images, _ in parts.values()
               for image in images)
+  place = path / _CLIENTS
+  beside = {'client_train': _clients(place, trained)} if place.exists() else {}
   try:
     return files.of_arrays({part: (
         np.stack([_with_channels(image, color) for image in images]),
-        np.array(labels)) for part, (images, labels) in parts.items()}, {})
+        np.array(labels)) for part, (images, labels) in parts.items()}, beside)
   except DataError as error:
     raise DataError(f'{path}: {error}') from None
+
+
+def _check_table(file: pathlib.Path) -> None:
+  """Refuses a file that seems to be meant for the table of clients."""
+  if file.name != _CLIENTS and file.stem.lower().rstrip('s') == 'client':
+    raise DataError(f'{file} is not read: name it {_CLIENTS} if you mean that, '
+                    'or take it out')
+
+
+def _clients(file: pathlib.Path, images: list[str]) -> np.ndarray:
+  """Returns words [D], the client of each of the images."""
+  with table.named(file):
+    owners: dict[str, str] = {}
+    known = set(images)
+    for line, cells in table.read(file, ('image', 'client')):
+      name, client = cells['image'].strip(), cells['client'].strip()
+      if name not in known:
+        raise DataError(f', line {line}: {name[:80]!r} is no image to train '
+                        f'on; they are named as {images[0]!r}')
+      if name in owners:
+        raise DataError(f', line {line}: {name!r} is there twice')
+      if not client:
+        raise DataError(f', line {line}: an image to train on has no client')
+      owners[name] = client
+    absent = known - owners.keys()
+    if absent:
+      raise DataError(f'{min(absent)!r} is missing; each image to train on has '
+                      'a client')
+  return np.array([owners[name] for name in images])
 
 
 def _check_unlabeled(folder: pathlib.Path) -> None:

@@ -8,8 +8,7 @@ gives the part instead, and a column `client` the client of each row.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
-import csv
+from collections.abc import Mapping, Sequence
 import hashlib
 import os
 import pathlib
@@ -22,14 +21,15 @@ from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Examples
 from fedjax_ssl.data import files
 from fedjax_ssl.data.datasets import names as names_lib
-from fedjax_ssl.data.datasets.files import check_spelling, Source
+from fedjax_ssl.data.datasets import table
+from fedjax_ssl.data.datasets.files import Source
 from fedjax_ssl.data.files import DataError
 
 MAX_TOKENS = 40  # FedSSL, IJCAI 2022, section 5.1.
 VOCABULARY = 10_000
 PADDING, UNKNOWN = 0, 1
 _TEST_PERCENT = 20
-_COLUMNS = ('label', 'text', 'split', 'client')
+_COLUMNS, _MORE = ('label', 'text'), ('split', 'client')
 _PARTS = ('train', 'validation', 'test')
 _NUMBER = re.compile(r'[-+]?([0-9.]+(e[-+]?[0-9]+)?|inf)', re.IGNORECASE)
 _EMPTY = ('', 'nan')  # How a table without a value there is written.
@@ -94,23 +94,15 @@ def read_rows(path: pathlib.Path) -> Rows:
     DataError: if the file has another form, where the message names the line;
       or if labels are neither words nor 0 to C-1, or of one class only.
   """
-  try:
-    files.check_regular(path)
-    rows = list(_records(path))
+  with table.named(path):
+    rows = table.read(path, _COLUMNS, _MORE)
     labels, names = _labels(rows)
     splits, clients = _splits(rows), _clients(rows)
-  except DataError as error:
-    text = str(error)
-    mark = '' if text.startswith(', line') else ': '
-    raise DataError(f'{path}{mark}{text}') from None
   return Rows([cells['text'] for _, cells in rows], labels, names, splits,
               clients)
 
 
-Records = Sequence[tuple[int, dict[str, str]]]
-
-
-def _labels(rows: Records) -> tuple[np.ndarray, tuple[str, ...] | None]:
+def _labels(rows: table.Rows) -> tuple[np.ndarray, tuple[str, ...] | None]:
   """int32[D], -1 for none, and the names where labels are words."""
   words = [cells['label'].strip() for _, cells in rows]
   known = np.array([word != names_lib.NONE for word in words])
@@ -156,7 +148,7 @@ def _labels(rows: Records) -> tuple[np.ndarray, tuple[str, ...] | None]:
   return found, None
 
 
-def _splits(rows: Records) -> np.ndarray | None:
+def _splits(rows: table.Rows) -> np.ndarray | None:
   """Returns the part of each row."""
   if 'split' not in rows[0][1]:
     return None
@@ -171,7 +163,7 @@ def _splits(rows: Records) -> np.ndarray | None:
   return np.array(words)
 
 
-def _clients(rows: Records) -> np.ndarray | None:
+def _clients(rows: table.Rows) -> np.ndarray | None:
   """Returns the client of each row; rows to test and validate need none."""
   if 'client' not in rows[0][1]:
     return None
@@ -180,54 +172,6 @@ def _clients(rows: Records) -> np.ndarray | None:
     if not word and cells.get('split', 'train').strip() == 'train':
       raise DataError(f', line {line}: a row to train on has no client')
   return np.array(words)
-
-
-def _records(path: pathlib.Path) -> Iterator[tuple[int, dict[str, str]]]:
-  """Returns the line of each row, and its cells by column."""
-  begins = 1
-  # A text may be long; a quote that is not closed is found at the end.
-  longest = csv.field_size_limit(2**31 - 1)
-  try:
-    with open(path, encoding='utf-8-sig', newline='') as file:
-      # Strict: else a quote that is never closed takes in all rows after it.
-      reader = csv.reader(file, strict=True)
-      header: list[str] = []
-      empty = True
-      for row in reader:
-        if not header and row:
-          header = row
-          places = {name: _place(header, name) for name in _COLUMNS
-                    if name in header or name in _COLUMNS[:2]}
-          check_spelling('column', {*header} - {*_COLUMNS},
-                         {*_COLUMNS} - {*header}, 'client')
-        elif row:
-          empty = False
-          if len(row) != len(header):
-            raise DataError(f'line {begins} has {len(row)} columns, and the '
-                            f'first line {len(header)}; a text with commas '
-                            'stands in quotes')
-          yield begins, {name: row[at] for name, at in places.items()}
-        begins = reader.line_num + 1
-  except csv.Error as error:
-    raise DataError(f'line {begins} cannot be read ({error}); a quote that is '
-                    'not closed begins there, or one that is not doubled'
-                    ) from None
-  except UnicodeDecodeError as error:
-    raise DataError(f'cannot be read ({error}); save it as UTF-8') from None
-  except OSError as error:
-    raise DataError(f'cannot be read ({error})') from None
-  finally:
-    csv.field_size_limit(longest)
-  if empty:
-    raise DataError("no column 'label' with a row below it")
-
-
-def _place(header: Sequence[str], name: str) -> int:
-  if header.count(name) != 1:
-    count = 'no' if name not in header else f'{header.count(name)} times the'
-    raise DataError(f'{count} column {name!r}; the first line, whose columns '
-                    f'are parted by commas, has {", ".join(map(repr, header))}')
-  return header.index(name)
 
 
 def read_csv(path: pathlib.Path,
