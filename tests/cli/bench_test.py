@@ -389,6 +389,16 @@ def test_refuses_a_method_that_makes_none(bench, out, tmp_path):
   assert not out.exists()
 
 
+def test_a_method_is_made_for_what_all_runs_are_given(bench, out, tmp_path):
+  file = tmp_path / 'mine.py'
+  file.write_text('def mine(task):\n  raise ValueError(task.labels_at)\n')
+  for flags, place in (((), 'clients'),
+                       (('--', '--labels_at=server'), 'server')):
+    code, _, errors = bench('clients', f'{file}:mine', *flags)
+    assert code == 2 and f'mine.py:mine: {place} (at' in errors
+  assert not out.exists()
+
+
 def test_lists_of_knobs_are_tuned(bench, out, tmp_path):
   """Of library and own methods; values that cannot be are refused before."""
   own = tmp_path / 'own.py'

@@ -1,6 +1,7 @@
 """What reports and tables say is enough for those who read nothing else."""
 from __future__ import annotations
 
+import io
 import pathlib
 
 import pytest
@@ -9,6 +10,7 @@ from fedjax_ssl.cli import report, results
 from fedjax_ssl.core import bounds as bounds_lib
 from fedjax_ssl.report import (
   pairs,
+  printing,
   stored_runs,
   study,
   summary,
@@ -18,6 +20,12 @@ from fedjax_ssl.report import (
 from tests.report import fake
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def test_a_letter_that_the_terminal_lacks_ends_nothing():
+  stream = io.TextIOWrapper(io.BytesIO(), encoding='ascii')
+  printing.say('93 ± 1 †', stream=stream)
+  assert stream.buffer.getvalue() == b'93 ? 1 ?\n'
 
 
 def with_bounds(folder: pathlib.Path, *labels: str, **flags) -> list[str]:
