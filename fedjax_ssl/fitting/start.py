@@ -38,7 +38,7 @@ _SHORT = {'clients': 'num_clients', 'rounds': 'num_rounds'}
 # a report, for which there is a program.
 _PROGRAMS = ('eval_only', *flag_kinds.PROCESSES, 'report')
 _OWN = ('workdir', 'method', 'dataset')  # Arguments with names of their own.
-_METHOD = 'fixmatch'  # If none is given.
+_METHOD = 'fixmatch'  # If neither the call nor the setting names one.
 _OF_DATA = (*files.KEYS, *files.BESIDE)  # Given with the arrays.
 _VIEW = 'a function with a name, (*, knobs) -> ((key, images) -> images)'
 # Options that may be functions: for messages what they are, a text, and how
@@ -72,7 +72,7 @@ def fit(method: str | Callable[..., Method] | None = None,
     method: a name with knobs if any, as in 'fixmatch(threshold=0.8)', or a
       function (task, *, knobs) -> Method. None is that of the run in workdir
       (a function that another process has registered is given again), or else
-      'fixmatch'.
+      the setting's, with its knobs.
     dataset: a name that `data.load` knows; the arrays x_train, y_train, x_test
       and y_test, in this order or by name, then with all else that
       `data.datasets.files.read_npz` takes (images are not mirrored; a
@@ -112,9 +112,9 @@ def fit(method: str | Callable[..., Method] | None = None,
   if workdir is not None and method is dataset is None and not stored:
     raise FieldError('workdir', workdir, 'holds no run; to begin one there, '
                      'give method or dataset.')
-  if method is None:
-    method = stored['flags']['method'] if stored else _METHOD
-  given = _given(method, options)
+  if method is None and stored:
+    method = stored['flags']['method']
+  given = _given(method or _METHOD, options)
   if workdir is not None:
     given['workdir'] = workdir
   source = inputs.source(_dataset(stored) if dataset is None else dataset)
@@ -123,6 +123,8 @@ def fit(method: str | Callable[..., Method] | None = None,
     registry.import_place(place)
   found = _setting(setting, command.dealt_by(stored) if stored else '', source)
   inputs.check_free(given, source, begins=not stored)
+  if method is None:
+    method = found.defaults.get('method', _METHOD)
   given |= {'method': _text('method', method), 'dataset': source.name}
   given |= {field: _text(field, given[field]) for field in _FUNCTIONS
             if callable(given.get(field))}

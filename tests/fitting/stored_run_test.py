@@ -27,6 +27,11 @@ def test_a_folder_is_enough_to_go_on(tmp_path):
   assert not hasattr(loaded, 'other')
 
 
+def test_without_a_method_it_is_the_settings():
+  run = fedjax_ssl.fit(dataset='digits', rounds=1, clients=3, **SHORT)
+  assert run.options.method == 'fixmatch(threshold=0.8)'
+
+
 def test_data_that_a_run_was_given_are_given_again(tmp_path):
   rng = np.random.default_rng(0)
   y = np.arange(40) % 4
