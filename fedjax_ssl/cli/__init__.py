@@ -73,9 +73,10 @@ def run_setting(setting: str | Setting, argv: Sequence[str] | None = None
   from fedjax_ssl.cli import train
   from fedjax_ssl.running import settings
   words = sys.argv[1:] if argv is None else argv
-  found = (settings.find(setting, settings.imported(words))
-           if isinstance(setting, str) else setting)
-  train.main(found, words)
+  if isinstance(setting, str):
+    setting = settings.SETTINGS.get(setting) or settings.find(
+        setting, settings.imported(words))
+  train.main(setting, words)
 
 
 def _begin(may_restart: bool) -> None:
@@ -114,14 +115,18 @@ def _train(words: list[str]) -> int:
       _say(f'  {found.name:18} {found.about}')
     _say('\n`fedjax-ssl train SETTING --help` lists the flags.')
     return 0 if words else 2
+  from fedjax_ssl.cli import arguments
   try:
-    settings.find(words[0], settings.imported(words))
+    imports = settings.imported(words)
+  except ValueError as error:
+    return arguments.refuse(error)
+  try:
+    settings.find(words[0], imports)
   except ValueError as error:
     known = [*settings.SETTINGS, *settings.SETTINGS.entry_points()]
     if words[0] not in known and not isinstance(error, FieldError):
       return _refuse('setting', words[0], known,
                      ' --import=FILE.py brings your own.')
-    from fedjax_ssl.cli import arguments
     return arguments.refuse(error)
   run_setting(words[0], words[1:])
   return 0  # It has ended the process before.

@@ -71,13 +71,15 @@ def refuse(error: ValueError | OSError) -> int:
   return 2
 
 
-def check_passed(flags: Sequence[str], own: Sequence[str], who: str) -> None:
+def check_passed(flags: Sequence[str], own: Sequence[str], who: str, *,
+                 switches: bool = False) -> None:
   """Checks words behind `--`, which are given to all runs of a command.
 
   Args:
     flags: the words.
     own: names of flags that the command sets, or that fit no run of it.
     who: the command, for the message.
+    switches: whether --flag without a value may be among them.
 
   Raises:
     ValueError: for the first that cannot be given to all.
@@ -85,9 +87,9 @@ def check_passed(flags: Sequence[str], own: Sequence[str], who: str) -> None:
   for flag in flags:
     name, equals, _ = flag.removeprefix('--').partition('=')
     if flag.startswith('--') and name in own:
-      raise ValueError(f'{flag} cannot be given behind --: {who} itself '
-                       f'sets {", ".join(own)}.')
-    if not flag.startswith('--') or not equals:
+      raise ValueError(f'{flag} cannot be given behind --: {who} sets '
+                       f'{", ".join(own)}, or needs none of them.')
+    if not flag.startswith('--') or not (equals or switches):
       raise ValueError(f'{flag} behind -- must be of the form --flag=value.')
     if name == 'flagfile':
       raise ValueError(f'{flag} cannot be given behind --: give the flags '

@@ -7,7 +7,7 @@ import pathlib
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.core import disk
 
-# Flags by which the runs of one bed differ.
+# Flags by which the runs of one bed differ, or that fit none of them.
 OWN = ('method', 'learning_rate', 'labels', 'seed', 'seeds', 'workdir',
        'eval_only')
 _FILE = 'changed.json'  # One a folder.

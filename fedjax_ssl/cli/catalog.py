@@ -305,7 +305,7 @@ def _datasets() -> Iterator[Entry]:
               'y_test, or with the arrays of MedMNIST.', (split,),
               ('your file',))
   yield Entry('NAME', 'Images of one size in DIR/NAME/train/CLASS/, '
-              'train/unlabeled/, test/CLASS/, val/CLASS/.',
+              'train/unlabeled/, test/CLASS/, val/CLASS/; clients.csv.',
               (split,), ('your folder',))
   yield Entry('NAME', 'Texts: any DIR/NAME.csv with the columns text and '
               'label; one row in five is for the test.',

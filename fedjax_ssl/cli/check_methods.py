@@ -23,7 +23,8 @@ def vouch(rows: Iterable[plan.Entry], bed: plan.Bed,
     rows: of the bench.
     bed: its flags decide what the methods are made for, images of 28 x 28
       pixels apart.
-    changed: names and values of flags that all runs have besides.
+    changed: names and values of flags that all runs have besides. Those of the
+      data are not read yet, so the network stays the bed's.
 
   Raises:
     ValueError: with the reason, for the first that cannot be made.
@@ -48,7 +49,8 @@ def _make(bed: str, changed: str, *texts: str) -> None:
   others = json.loads(changed)
   for place in checks.words([v for name, v in others if name == 'import']):
     registry.import_place(place)
-  flags = {**plan.beds()[bed].flags, **dict(others)}
+  flags = plan.beds()[bed].flags
+  flags = flags | {k: v for k, v in others if k in ('norm', 'labels_at')}
   made = task.make_task(task.TaskSpec(
       10, (28, 28, 1), model=flags['model'], norm=flags['norm'],
       labels_at=flags.get('labels_at', 'clients')))

@@ -149,7 +149,7 @@ def _watch(args: argparse.Namespace) -> int:
           printing.say(said, stream=sys.stderr)
       time.sleep(args.watch)
   with contextlib.suppress(KeyboardInterrupt):  # One more ends it at once.
-    if shown and (news := once(0)).startswith(_WAITING):
+    if (news := once(0)).startswith(_WAITING) and shown:
       printing.say(f'{pathlib.Path(args.out) / "index.html"} goes on renewing '
                    f'itself: {news.removeprefix(_WAITING)}', stream=sys.stderr)
       return 1

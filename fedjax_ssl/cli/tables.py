@@ -349,7 +349,7 @@ def _plan(args: argparse.Namespace) -> Plan:
                      f'{[*flags]}.')
   if args.variant and not args.variant.replace('_', '').isalnum():
     raise ValueError(f'--variant={args.variant} must be letters and digits.')
-  arguments.check_passed(flags, _OWN, 'a table')
+  arguments.check_passed(flags, _OWN, 'a table', switches=True)
   place = args.data_dir
   if place == '':
     raise ValueError('--data_dir= is empty; name a folder or leave it out.')

@@ -121,7 +121,10 @@ def near(name: str, allowed: Iterable[str]) -> str:
 
 
 def nearest(name: str, allowed: Iterable[str]) -> list[str]:
-  """Returns the allowed name that is nearest, or that these are initials of."""
+  """Returns a list of the nearest allowed name, or else of nothing.
+
+  It may be written by its initials, too.
+  """
   allowed = [*allowed]
   return difflib.get_close_matches(name, allowed, n=1) or [
       full for full in allowed if name == initials(full)][:1]

@@ -15,7 +15,8 @@ def say(text: str, end: str = '\n', stream: TextIO | None = None) -> None:
   nor because of a letter that the stream cannot write, which becomes `?`.
   """
   stream = stream or sys.stdout
-  coded = stream.encoding or 'utf-8'
+  # What a program has put in place of its output may have none, or be None.
+  coded = getattr(stream, 'encoding', None) or 'utf-8'
   text = plain(text).encode(coded, 'replace').decode(coded)
   try:
     print(text, end=end, file=stream, flush=True)

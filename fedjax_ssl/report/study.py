@@ -166,19 +166,19 @@ def spent(row: Mapping[str, Any]) -> str:
   """Formats the epsilon of a row, the largest of its seeds; '' without one."""
   values = row.get('epsilon') or [None]
   # A method of a user's own has told that it is private by reporting one.
-  if noisy_networks(row) is None and all(v is None for v in values):
+  if noisy_networks(row['method']) is None and all(v is None for v in values):
     return ''
-  return summary.epsilon(values, is_nominal(row))
+  return summary.epsilon(values, is_nominal(row['method']))
 
 
-def is_nominal(row: Mapping[str, Any]) -> bool:
-  """Returns whether the epsilon of a row's method guarantees nothing."""
-  return noisy_networks(row) == 'generator'
+def is_nominal(method: str) -> bool:
+  """Returns whether the epsilon of a method guarantees nothing."""
+  return noisy_networks(method) == 'generator'
 
 
-def noisy_networks(row: Mapping[str, Any]) -> str | None:
-  """Returns which networks got noise, as of a row's method, or None."""
-  name, given = registry.parse(row['method'])
+def noisy_networks(method: str) -> str | None:
+  """Returns which networks get noise, or None; the method as it is stored."""
+  name, given = registry.parse(method)
   return 'all' if name == 'dpsgd' else given.get('dp_scope')
 
 
@@ -273,7 +273,8 @@ def markdown(rows: list[dict[str, Any]], note: str,
   lines = [note, ''] if note else []
   extra = [name for name in (_LOCAL, *_MORE, *_DENSE)
            if any(any(r[name]) for r in rows)
-           or name == 'epsilon' and any(map(noisy_networks, rows))]
+           or name == 'epsilon' and any(
+               noisy_networks(row['method']) for row in rows)]
   asked = list(rows[0].get('columns', {}))
   lines += ['| run | method | labels | seeds | rounds | final | last '
             f'{summary.TAIL} evaluations | validation-selected | seconds | '
@@ -298,7 +299,8 @@ def markdown(rows: list[dict[str, Any]], note: str,
             'seeds; seconds include compilation and all seeds; models sent '
             '(down and up) and examples through the network are per client '
             'and round.'
-            + f' {summary.NOMINAL}' * any(map(is_nominal, rows))
+            + f' {summary.NOMINAL}' * any(
+                is_nominal(row['method']) for row in rows)
             + (' Costs are percent of one dense model per client and round, '
                'mean over the run.' if 'cost_up' in extra else ''),
             *(text for said in _notes(rows) for text in ('', said)),

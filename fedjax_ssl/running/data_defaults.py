@@ -72,7 +72,8 @@ def _clients(options: Config, given: Collection[str], dataset: data.Dataset
     if options.partition == 'natural':
       raise config.FieldError(
           'partition', 'natural', 'the data do not say whose row is whose: '
-          'they have neither an array client_train nor a column client.',
+          'they have neither an array client_train nor a column client, nor a '
+          'clients.csv in a folder of images.',
           dataset=options.dataset)
     return {'partition': 'setting'}
   number = len(dataset.client_names)

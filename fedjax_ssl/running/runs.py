@@ -94,8 +94,7 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
                        'continues.')
         raise
     num_validation = jobs[0].facts['federation']['num_validation']
-    nominal = [job.name for job in jobs if study.is_nominal(
-        {'method': job.spec.method})]
+    nominal = [job.name for job in jobs if study.is_nominal(job.spec.method)]
     processes.once(lambda: _finish(workdir, runs, num_validation, nominal))
   return [job.folder for job in jobs]
 

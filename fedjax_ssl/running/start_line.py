@@ -262,7 +262,7 @@ def _few_updates(job: Job) -> str:
 def _open_bounds(job: Job) -> str:
   """Says that bounds learn labels that the method keeps private; else ''."""
   from fedjax_ssl.report import study
-  noisy = study.noisy_networks({'method': job.spec.method})
+  noisy = study.noisy_networks(job.spec.method)
   if not job.options.bounds or noisy in (None, 'generator'):
     return ''
   return 'its bounds learn from the same labels without noise (--nobounds)'

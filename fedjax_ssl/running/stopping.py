@@ -149,7 +149,10 @@ def listening() -> Iterator[None]:
   finally:
     for number, handler in old.items():
       signal.signal(number, handler)
-    signal.set_wakeup_fd(before)  # An event loop of the program has its own.
+    # An event loop of the program has its own, which may be closed by now.
+    signal.set_wakeup_fd(-1)
+    with contextlib.suppress(OSError, ValueError):
+      signal.set_wakeup_fd(before)
     _, sink = _pipes.pop()
     os.write(sink, b'\0')
     os.close(sink)

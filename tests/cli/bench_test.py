@@ -397,6 +397,11 @@ def test_a_method_is_made_for_what_all_runs_are_given(bench, out, tmp_path):
     code, _, errors = bench('clients', f'{file}:mine', *flags)
     assert code == 2 and f'mine.py:mine: {place} (at' in errors
   assert not out.exists()
+  file.write_text('from fedjax_ssl import methods\ndef mine(task):\n'
+                  '  return methods.make("fixmatch", task)\n')
+  code, said, errors = bench('clients', f'{file}:mine', '--dry_run', '--',
+                             '--model=auto')  # The data decide.
+  assert code == 0 and '--model=auto' in said, errors
 
 
 def test_lists_of_knobs_are_tuned(bench, out, tmp_path):
@@ -460,7 +465,7 @@ def test_a_misspelt_flag_is_answered_with_the_nearest(capsys):
     (('clients', '--', '--flagfile=x'), '--flagfile=x cannot be given behind'),
     (('clients', '--data_dir='), '--data_dir= is empty'),
     (('clients', './no.py:foo'), 'ROW=./no.py:foo: there is no file'),
-    (('clients', '--', '--workdir=x'), 'the bench itself sets method,'),
+    (('clients', '--', '--workdir=x'), 'the bench sets method,'),
 ])
 def test_refuses(bench, out, words, said):
   code, _, errors = bench(*words)

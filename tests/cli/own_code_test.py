@@ -121,6 +121,10 @@ def test_a_flagfile_may_bring_the_setting(tmp_path):
   flags.write_text('--seed=1\n')
   assert "'brought' is no setting" in refusal(launcher.call(
       'train', 'brought', f'--flagfile={flags}'))
+  flags.write_bytes(b'\xff\xfe')
+  for program in (('train', 'brought'), ('train', 'digits_dirdir')):
+    assert refusal(launcher.call(*program, f'--flagfile={flags}')) == (
+        f'error: --flagfile={flags} cannot be read: it is no text.')
 
 
 def test_a_run_is_never_continued_with_other_code(trained, copied, tmp_path):

@@ -228,6 +228,15 @@ def test_on_a_cpu_what_its_rules_choose_is_timed_first(monkeypatch):
   assert calls[:3] == [(str(layer), form) for layer, form in zip(
       layers, rules, strict=True)]
   assert [*conv_measure.fastest(found).values()] == rules
+  now = [0.]
+  monkeypatch.setattr(conv_measure.time, 'monotonic', lambda: now[0])
+  def seconds(layer, form, load, **_):
+    del layer, form, load
+    now[0] += 1
+    return 1.
+  monkeypatch.setattr(conv_measure, 'seconds', seconds)
+  late = conv_measure.table(layers, _LOAD, None, until=2.5)
+  assert [[*forms] for forms in late.values()] == [[form] for form in rules]
 
 
 def test_what_is_done_once_is_not_counted():

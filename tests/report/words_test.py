@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import io
 import pathlib
+import sys
 
 import pytest
 
@@ -26,6 +27,23 @@ def test_a_letter_that_the_terminal_lacks_ends_nothing():
   stream = io.TextIOWrapper(io.BytesIO(), encoding='ascii')
   printing.say('93 ± 1 †', stream=stream)
   assert stream.buffer.getvalue() == b'93 ? 1 ?\n'
+
+
+def test_what_stands_for_the_terminal_needs_only_write(monkeypatch):
+  class Tee:
+    """Writes, and knows of no letters."""
+    text = ''
+
+    def write(self, text: str) -> None:
+      self.text += text
+
+    def flush(self) -> None:
+      pass
+  monkeypatch.setattr(sys, 'stdout', tee := Tee())
+  printing.say('93 ± 1')
+  assert tee.text == '93 ± 1\n'
+  monkeypatch.setattr(sys, 'stdout', None)  # As where it is closed.
+  printing.say('nothing')
 
 
 def with_bounds(folder: pathlib.Path, *labels: str, **flags) -> list[str]:
