@@ -111,9 +111,8 @@ class Config:
       'its workdir.', per_process=True)
   partition: str = _option(
       'setting', 'Which rows each client holds. setting: as the setting deals '
-      'them; natural: as the data say by an array client_train, a column '
-      'client or clients.csv, which also gives num_clients; auto: where they '
-      'do.',
+      'them; natural: as the data say (client_train, a column client, '
+      'clients.csv), which also gives num_clients; auto: where they do.',
       choices=('setting', 'natural', 'auto'))
   weak: str = _option(
       'flip_crop', 'Weak augmentation. auto: flip_crop, none of texts.')

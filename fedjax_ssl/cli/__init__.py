@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: the command and what follows it; default: the process's own.
   """
   command, *words = [*(sys.argv[1:] if argv is None else argv)] or ['--help']
+  if argv is None:
+    _open_streams()
   if argv is None and command in _TRAINING:
     _begin(may_restart=True)
   if command in ('--help', '-h', 'help'):
@@ -69,6 +71,7 @@ def run_setting(setting: str | Setting, argv: Sequence[str] | None = None
       a program that goes on.
   """
   if argv is None:
+    _open_streams()
     _begin(may_restart=_is_script())
   from fedjax_ssl.cli import train
   from fedjax_ssl.running import settings
@@ -77,6 +80,19 @@ def run_setting(setting: str | Setting, argv: Sequence[str] | None = None
     setting = settings.SETTINGS.get(setting) or settings.find(
         setting, settings.imported(words))
   train.main(setting, words)
+
+
+def _open_streams() -> None:
+  """Opens on nothing the standard streams that the shell has closed.
+
+  Else the next file would get the number of one, and in it what libraries
+  print.
+  """
+  import os
+  for name, mode in (('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w')):
+    if getattr(sys, name) is None:
+      # The lowest number that is free.
+      setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _begin(may_restart: bool) -> None:

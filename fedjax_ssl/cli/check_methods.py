@@ -49,8 +49,8 @@ def _make(bed: str, changed: str, *texts: str) -> None:
   others = json.loads(changed)
   for place in checks.words([v for name, v in others if name == 'import']):
     registry.import_place(place)
-  flags = plan.beds()[bed].flags
-  flags = flags | {k: v for k, v in others if k in ('norm', 'labels_at')}
+  flags = {**plan.beds()[bed].flags,
+           **{k: v for k, v in others if k in ('norm', 'labels_at')}}
   made = task.make_task(task.TaskSpec(
       10, (28, 28, 1), model=flags['model'], norm=flags['norm'],
       labels_at=flags.get('labels_at', 'clients')))

@@ -56,6 +56,9 @@ def _read(words: Sequence[str], place: str, outer: tuple[str, ...],
     except UnicodeDecodeError:
       raise ValueError(f'--flagfile={name} cannot be read: it is no text.'
                        ) from None
+    if lines and lines[0].startswith('\ufeff'):  # absl reads it as letters.
+      raise ValueError(f'--flagfile={name} begins with a byte order mark; save '
+                       'it without one.')
     yield name, lines
     if nested:
       yield from _read(lines, name, (*outer, name), nested)

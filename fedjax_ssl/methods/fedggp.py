@@ -167,10 +167,15 @@ def moved(frequencies: Array, learnt: Learnt, *, decay: float) -> jax.Array:
   """
   total = learnt.labels.sum()
   unit = jnp.where(total > 0, total, 1)
-  excess = jnp.maximum(learnt.labels / unit - 1 / learnt.labels.shape[0], 1e-8)
-  after = decay * frequencies + (1 - decay) * (
-      learnt.probabilities / unit / jnp.exp(excess))
-  return jnp.where(total > 0, after, frequencies)
+
+  def after(_, phi):
+    excess = jnp.maximum(learnt.labels / unit - 1 / len(learnt.labels), 1e-8)
+    return decay * phi + (1 - decay) * (
+        learnt.probabilities / unit / jnp.exp(excess))
+  # A loop, whose length the compiler does not know: fused with what devices do,
+  # this is rounded in one way on one device and in another on several.
+  return lax.fori_loop(0, (total > 0).astype(jnp.int32), after,
+                       jnp.asarray(frequencies))
 
 
 @knobs.checked(

@@ -362,13 +362,13 @@ def wanted(options: Config, workdir: pathlib.Path) -> list[Planned]:
 
 def _finish(workdir: pathlib.Path, runs: dict[str, list[Any]],
             num_validation: int, nominal: Collection[str]) -> None:
-  """Prints the table and draws the curves."""
+  """Draws the curves and prints the table, which the terminal may refuse."""
+  draw(workdir, runs)
   printing.say(summary.table(runs, nominal=nominal))
   few = summary.few_rows([rows for seeds in runs.values() for rows in seeds],
                          num_validation)
   if few:
     printing.say(f'{few}.\n')
-  draw(workdir, runs)
   printing.say(f'Results: {workdir}')
 
 

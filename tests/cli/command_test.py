@@ -49,6 +49,17 @@ def test_a_script_and_the_command_make_the_same_run(tmp_path):
   assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize('closed', ['>&-', '2>&-', '<&- >&- 2>&-'])
+def test_closed_streams_end_nothing(tmp_path, closed):
+  out = tmp_path / 'flags'
+  done = subprocess.run(
+      f'{sys.executable} -m fedjax_ssl tables --table=feddure1 '
+      f'--write_flagfiles={out} {closed}', shell=True, check=False,
+      cwd=launcher.EXPERIMENTS.parent)
+  assert done.returncode == 0
+  assert all(b'wrote' not in file.read_bytes() for file in out.rglob('*.flags'))
+
+
 @pytest.mark.parametrize('words, said', [
     (['trian'], "'trian' is no command. Did you mean 'train'?"),
     (['train', 'digits_dirdri'], "Did you mean 'digits_dirdir'?"),

@@ -125,6 +125,10 @@ def test_a_flagfile_may_bring_the_setting(tmp_path):
   for program in (('train', 'brought'), ('train', 'digits_dirdir')):
     assert refusal(launcher.call(*program, f'--flagfile={flags}')) == (
         f'error: --flagfile={flags} cannot be read: it is no text.')
+  flags.write_text('--seed=1\n', 'utf-8-sig')
+  assert refusal(launcher.call('train', 'digits_dirdir', f'--flagfile={flags}')
+                 ) == (f'error: --flagfile={flags} begins with a byte order '
+                       'mark; save it without one.')
 
 
 def test_a_run_is_never_continued_with_other_code(trained, copied, tmp_path):

@@ -1,6 +1,7 @@
 """Images in a folder for each class."""
 from __future__ import annotations
 
+import os
 import pathlib
 from typing import Any
 
@@ -101,6 +102,9 @@ def test_a_misnamed_table_of_clients_is_refused(tmp_path, name):
   (tmp_path / 'pets' / name).touch()
   with pytest.raises(data.DataError, match=f'{name} is not read: name it clie'):
     data.load('pets', tmp_path)
+  (tmp_path / 'pets/clients.csv').symlink_to('/nowhere')
+  with pytest.raises(data.DataError, match='clients.csv'):
+    data.load('pets', tmp_path)
 
 
 @pytest.mark.parametrize('order', ['<', '>'])
@@ -156,6 +160,8 @@ def _strange(place: pathlib.Path) -> None:
     (lambda place: (place / 'train/dog/x.png').symlink_to('/gone.png'),
      'x.png cannot be read: .*No such file'),
     (_strange, "test has label 'cow', which train has not"),
+    (lambda place: os.mkdir(os.fsencode(place / 'train') + b'/\xe4pfel'),
+     'has a name that is no UTF-8, by which a class would be called'),
     (lambda place: (place / 'train/0.png').touch(), 'is in no folder of a'),
     (lambda place: (place / 'train/dog/x.txt').touch(), 'x.txt is no image'),
     (lambda place: (place / 'train/dog/x.png').touch(), 'x.png cannot be read'),

@@ -124,6 +124,35 @@ def test_runs_differ(results):
   assert len(set(states)) == len(states) > 1
 
 
+_FREQUENCIES = """
+import tempfile
+import fedjax_ssl
+import numpy as np
+
+def frequencies(count):
+  run = fedjax_ssl.fit(
+      "fedggp(profile='code')", 'digits', setting='labeled_clients', rounds=4,
+      eval_every=4, clients=6, cohort_size=5, num_labeled_clients=1,
+      num_partly_labeled_clients=2, labeled_fraction=.2, alpha=.05,
+      local_steps=2, model='linear', weak='none', strong='none',
+      num_devices=count, progress=False)
+  with tempfile.TemporaryDirectory() as folder:
+    run.save(f'{folder}/model.npz')
+    return np.load(f'{folder}/model.npz')['frequencies']
+
+four, one = frequencies(4), frequencies(1)
+assert one.std() > 0
+print(one.tobytes() == four.tobytes())
+"""
+
+
+@pytest.mark.thorough
+def test_what_a_server_computes_of_counts_has_the_same_bits(run_python):
+  """Quotients and exponentials, which fused are rounded otherwise."""
+  output = run_python(_FREQUENCIES, devices=4, env={'XLA_FLAGS': ''})
+  assert output.splitlines()[-1] == 'True'
+
+
 _WIDE = """
 import hashlib
 import sys

@@ -87,7 +87,9 @@ def read(path: pathlib.Path) -> files.Source:
   color = any(image.ndim == 3 for images, _ in parts.values()
               for image in images)
   place = path / _CLIENTS
-  beside = {'client_train': _clients(place, trained)} if place.exists() else {}
+  beside = {}
+  if os.path.lexists(place):  # A link that leads nowhere is no consent.
+    beside = {'client_train': _clients(place, trained)}
   try:
     return files.of_arrays({part: (
         np.stack([_with_channels(image, color) for image in images]),
@@ -97,8 +99,9 @@ def read(path: pathlib.Path) -> files.Source:
 
 
 def _check_table(file: pathlib.Path) -> None:
-  """Refuses a file that seems to be meant for the table of clients."""
-  if file.name != _CLIENTS and file.stem.lower().rstrip('s') == 'client':
+  """Refuses a file that seems to be meant for an absent table of clients."""
+  if not os.path.lexists(file.with_name(_CLIENTS)) and (
+      file.stem.lower().rstrip('s') == 'client'):
     raise DataError(f'{file} is not read: name it {_CLIENTS} if you mean that, '
                     'or take it out')
 
@@ -139,6 +142,11 @@ def _files(folder: pathlib.Path, part: str) -> Iterator[pathlib.Path]:
       raise DataError(f'{one} is in no folder of a class')
     if one != folder.parent / 'train' / _UNLABELED:
       _check_unlabeled(one)
+    try:
+      one.name.encode()
+    except UnicodeEncodeError:
+      raise DataError(f'{ascii(str(one))} has a name that is no UTF-8, by '
+                      'which a class would be called; rename it') from None
     if one.name == names_lib.NONE:
       raise DataError(f'{one} would be the class {names_lib.NONE}, the mark of '
                       f'a row without label; such rows lie in '
