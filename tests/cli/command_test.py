@@ -5,6 +5,7 @@ import json
 import pathlib
 import pkgutil
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -53,9 +54,9 @@ def test_a_script_and_the_command_make_the_same_run(tmp_path):
 def test_closed_streams_end_nothing(tmp_path, closed):
   out = tmp_path / 'flags'
   done = subprocess.run(
-      f'{sys.executable} -m fedjax_ssl tables --table=feddure1 '
-      f'--write_flagfiles={out} {closed}', shell=True, check=False,
-      cwd=launcher.EXPERIMENTS.parent)
+      shlex.join([sys.executable, '-m', 'fedjax_ssl', 'tables',
+                  '--table=feddure1', f'--write_flagfiles={out}'])
+      + f' {closed}', shell=True, check=False, cwd=launcher.EXPERIMENTS.parent)
   assert done.returncode == 0
   assert all(b'wrote' not in file.read_bytes() for file in out.rglob('*.flags'))
 
