@@ -49,6 +49,7 @@ from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import slots
 from fedjax_ssl.core import checks, disk, imports, knobs, registry
 from fedjax_ssl.report import printing, summary
+from fedjax_ssl.running import settings
 from fedjax_ssl.training import environment, workdir
 
 
@@ -167,7 +168,7 @@ class _Bench:
           raise ValueError(error.text()) from error
     self._check_code()
     self._stored = self._needing_no_run()
-    vouch(self._to_run(), self._bed, bench_flags.pairs(self._changed))
+    vouch(self._to_run(), self._bed, self._changed)
     cells_lib.check_flags(args.python, [
         self._runs.cell(plan.search_run(entry, self._bed, configuration))
         for entry in self._to_run()
@@ -460,10 +461,9 @@ class _Bench:
   def _data(self) -> _Data:
     """Reads the bed's data set."""
     from fedjax_ssl.running import job
-    changed = bench_flags.pairs(self._changed)
-    for place in checks.words([v for name, v in changed if name == 'import']):
+    for place in settings.imported(self._changed):
       registry.import_place(place)  # It may register the data set.
-    flags = {**self._bed.flags, **dict(changed)}
+    flags = {**self._bed.flags, **dict(bench_flags.pairs(self._changed))}
     found = data.load(flags['dataset'],
                       self._args.data_dir or flags.get('data_dir'),
                       split=flags['split'], embeddings=flags.get('embeddings'))

@@ -1,6 +1,7 @@
 """Flags behind `--`, which all runs of a bench have besides the bed's."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 import json
 import pathlib
 
@@ -48,7 +49,7 @@ def keep(out: pathlib.Path, flags: tuple[str, ...]) -> None:
   disk.replace(out / _FILE, (json.dumps(flags) + '\n').encode())
 
 
-def pairs(flags: tuple[str, ...]) -> list[tuple[str, str]]:
+def pairs(flags: Sequence[str]) -> list[tuple[str, str]]:
   """Returns names and values, in the order given; a name may come twice."""
   return [(name, value) for name, _, value in (
       flag.removeprefix('--').partition('=') for flag in flags)]

@@ -12,19 +12,21 @@ import subprocess
 import sys
 
 from fedjax_ssl.bench import plan
+from fedjax_ssl.cli import bench_flags
 from fedjax_ssl.core import checks, imports, registry
+from fedjax_ssl.running import settings
 
 
 def vouch(rows: Iterable[plan.Entry], bed: plan.Bed,
-          changed: Sequence[tuple[str, str]] = ()) -> None:
+          changed: Sequence[str] = ()) -> None:
   """Makes the methods in files or modules.
 
   Args:
     rows: of the bench.
     bed: its flags decide what the methods are made for, images of 28 x 28
       pixels apart.
-    changed: names and values of flags that all runs have besides. Those of the
-      data are not read yet, so the network stays the bed's.
+    changed: flags that all runs have besides. Those of the data are not read
+      yet, so the network stays the bed's.
 
   Raises:
     ValueError: with the reason, for the first that cannot be made.
@@ -47,10 +49,10 @@ def _make(bed: str, changed: str, *texts: str) -> None:
   """Makes methods as for runs on a bed."""
   from fedjax_ssl import methods, task
   others = json.loads(changed)
-  for place in checks.words([v for name, v in others if name == 'import']):
+  for place in settings.imported(others):
     registry.import_place(place)
-  flags = {**plan.beds()[bed].flags,
-           **{k: v for k, v in others if k in ('norm', 'labels_at')}}
+  flags = {**plan.beds()[bed].flags, **{
+      k: v for k, v in bench_flags.pairs(others) if k in ('norm', 'labels_at')}}
   made = task.make_task(task.TaskSpec(
       10, (28, 28, 1), model=flags['model'], norm=flags['norm'],
       labels_at=flags.get('labels_at', 'clients')))
