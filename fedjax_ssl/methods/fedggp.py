@@ -167,15 +167,13 @@ def moved(frequencies: Array, learnt: Learnt, *, decay: float) -> jax.Array:
   """
   total = learnt.labels.sum()
   unit = jnp.where(total > 0, total, 1)
-
-  def after(_, phi):
-    excess = jnp.maximum(learnt.labels / unit - 1 / len(learnt.labels), 1e-8)
-    return decay * phi + (1 - decay) * (
-        learnt.probabilities / unit / jnp.exp(excess))
-  # A loop, whose length the compiler does not know: fused with what devices do,
-  # this is rounded in one way on one device and in another on several.
-  return lax.fori_loop(0, (total > 0).astype(jnp.int32), after,
-                       jnp.asarray(frequencies))
+  phi = jnp.asarray(frequencies)
+  excess = jnp.maximum(learnt.labels / unit - 1 / len(learnt.labels), 1e-8)
+  # One quotient: XLA rewrites x / y / exp(z) in one way for one device and in
+  # another for several.
+  new = decay * phi + (1 - decay) * (
+      learnt.probabilities / (unit * jnp.exp(excess)))
+  return jnp.where(total > 0, new, phi)
 
 
 @knobs.checked(
