@@ -44,12 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   if argv is None and command in _TRAINING:
     _begin(may_restart=True)
   if command in ('--help', '-h', 'help'):
-    _say(_usage())
-    return 0
+    return _say(_usage())
   if command == '--version':
     from fedjax_ssl import __version__
-    _say(f'fedjax_ssl {__version__}')
-    return 0
+    return _say(f'fedjax_ssl {__version__}')
   if command not in _COMMANDS:
     return _refuse('command', command, _COMMANDS)
   if command == 'train':
@@ -125,12 +123,12 @@ def _train(words: list[str]) -> int:
   from fedjax_ssl.core.checks import FieldError
   from fedjax_ssl.running import settings
   if not words or words[0] in ('--help', '-h'):
-    _say('fedjax-ssl train SETTING [--FLAG=VALUE ...], where SETTING is one '
-         'of\n')
-    for found in settings.SETTINGS.values():
-      _say(f'  {found.name:18} {found.about}')
-    _say('\n`fedjax-ssl train SETTING --help` lists the flags.')
-    return 0 if words else 2
+    code = _say('\n'.join([
+        'fedjax-ssl train SETTING [--FLAG=VALUE ...], where SETTING is one of',
+        '', *(f'  {found.name:18} {found.about}'
+              for found in settings.SETTINGS.values()),
+        '', '`fedjax-ssl train SETTING --help` lists the flags.']))
+    return code if words else 2
   from fedjax_ssl.cli import arguments
   try:
     imports = settings.imported(words)
@@ -164,6 +162,12 @@ def _refuse(kind: str, name: str, known: Sequence[str] | object,
   return 2
 
 
-def _say(text: str) -> None:
+def _say(text: str) -> int:
+  """Prints; returns the exit code."""
   from fedjax_ssl.report import printing
-  printing.say(text)
+  try:
+    printing.say(text)
+  except OSError as error:
+    from fedjax_ssl.cli import arguments
+    return arguments.refuse(error)
+  return 0

@@ -7,6 +7,7 @@ goes to the end of `sys.path`, so that it finds files beside it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+import ast
 import contextlib
 import hashlib
 import importlib
@@ -89,6 +90,19 @@ def is_file(place: str) -> bool:
 def name_of(place: str) -> str:
   """Returns a file's name without its folder, or a module's as it is."""
   return os.path.basename(place) if is_file(place) else place
+
+
+def names_in(path: str) -> list[str]:
+  """Returns the public functions and classes of a file, which is not run.
+
+  There are none if it cannot be read.
+  """
+  with contextlib.suppress(OSError, SyntaxError, ValueError):
+    source = pathlib.Path(os.path.expanduser(path)).read_bytes()
+    return [node.name for node in ast.parse(source).body
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            and not node.name.startswith('_')]
+  return []
 
 
 def absolute(place: str) -> str:

@@ -45,7 +45,9 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
   """
   form = f'{text!r} is not of the form name or name(knob=value, ...)'
   if text.strip().endswith('.py'):
-    form += ', with FILE.py: before the name of one that is in a file'
+    names = imports.names_in(text.strip())
+    form = f'{text!r} lacks what follows the file: :NAME or :NAME(knob=...)' + (
+        f', NAME being {" or ".join(names)}' if names else '')
   if placed := imports.split(text):
     name, knobs = parse(placed.name + placed.rest)
     return f'{placed.place}:{name}', knobs

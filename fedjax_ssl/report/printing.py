@@ -13,6 +13,9 @@ def say(text: str, end: str = '\n', stream: TextIO | None = None) -> None:
 
   A program that writes files or runs experiments must not end because of that,
   nor because of a letter that the stream cannot write, which becomes `?`.
+
+  Raises:
+    OSError: if the stream cannot be written, as on a full disk; it names it.
   """
   stream = stream or sys.stdout
   # What a program has put in place of its output may have none, or be None.
@@ -25,3 +28,6 @@ def say(text: str, end: str = '\n', stream: TextIO | None = None) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
+  except OSError as error:
+    raise OSError(error.errno, error.strerror,
+                  getattr(stream, 'name', 'the output')) from error

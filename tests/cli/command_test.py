@@ -1,7 +1,10 @@
 """`fedjax-ssl` and the scripts of the settings are one program."""
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 import pathlib
 import pkgutil
 import re
@@ -100,6 +103,20 @@ def test_help_is_printed(words, capsys):
   assert 'fedjax-ssl' in text
   assert words != ['train', '--help'] or all(
       f'  {name} ' in text for name in settings.SETTINGS)
+
+
+def test_an_output_that_is_full_is_named(monkeypatch, capsys):
+  class Full(io.StringIO):
+    """A file on a disk without room."""
+    name = '<full>'
+
+    def flush(self) -> None:
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+  monkeypatch.setattr(sys, 'stdout', Full())
+  for words in (['--version'], ['train'], ['list', 'streams']):
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err == (
+        'error: <full> cannot be used: No space left on device.\n')
 
 
 def test_names_that_are_known_without_jax_are_the_librarys():

@@ -20,6 +20,8 @@ LINES = {
                    ["--method=uda(tsa='cubic'): tsa", 'exp, linear']),
     'knob_name': (['--method=fixmatch(treshold=.8)'],
                   ['--method=fixmatch(treshold=.8): ', "mean 'threshold'"]),
+    'own_name': (['--method=mine'], [
+        "'mine' is unknown. Allowed", 'is FILE.py:NAME, or --import=FILE.py']),
     'knob_as_flag': (['--method=fixmatch(mu=.5)', '--threshold=0.8'],
                      ['--threshold=0.8', '"fixmatch(mu=0.5, threshold=0.8)"']),
     'knob_as_flag_without': (['--threshold=0.8'],
@@ -219,6 +221,16 @@ def test_a_wrong_value_is_where_it_is(refuse, tmp_path):
   assert refuse(f'--flagfile={file}') == f'{line} (at {file}:2)'
   file.write_text('--num_rounds=2\n')
   assert refuse(f'--flagfile={file}', '--num_rounds=two') == line
+
+
+def test_a_file_alone_names_no_method(refuse, tmp_path):
+  mine = tmp_path / 'mine.py'
+  mine.write_text('1 / 0\ndef _part(): ...\ndef best(task): ...\n')
+  line = refuse(f'--method={mine}')
+  assert f' --method={mine}: ' in line and line.endswith(
+      'NAME being best')
+  mine.write_text('def :')
+  assert refuse(f'--method={mine}').endswith(':NAME(knob=...)')
 
 
 def test_a_folder_holds_no_code(refuse, tmp_path, monkeypatch):
