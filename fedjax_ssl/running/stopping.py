@@ -66,10 +66,10 @@ def working_in(folder: str) -> Iterator[None]:
 
 
 def _say(number: int) -> None:
-  line = (f'Stopped by {_NAMES[number]}; the same command with '
-          f'{given(_folder) if _folder else "the same --workdir"} '
-          'continues.\n')
-  os.write(2, os.fsencode(line))
+  # Without a folder nothing may have begun, or an evaluation has.
+  what = (f'the same command with {given(_folder)} continues' if _folder
+          else 'give the same command again')
+  os.write(2, os.fsencode(f'Stopped by {_NAMES[number]}; {what}.\n'))
 
 
 def given(folder: str) -> str:

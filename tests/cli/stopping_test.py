@@ -59,9 +59,9 @@ cli.run_setting(settings.Setting('held', '', '', held, dict(
 
 
 def line(number: int, folder: pathlib.Path | None = None) -> str:
-  place = 'the same --workdir' if folder is None else f'--workdir={folder}'
-  return (f'Stopped by {signal.Signals(number).name}; the same command with '
-          f'{place} continues.\n')
+  what = ('give the same command again' if folder is None else
+          f'the same command with --workdir={folder} continues')
+  return f'Stopped by {signal.Signals(number).name}; {what}.\n'
 
 
 @pytest.mark.parametrize('number', NUMBERS)
