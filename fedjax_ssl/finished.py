@@ -1,7 +1,7 @@
 """A finished run: read back from its folder, predicting, saved as one file."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import io
@@ -29,7 +29,7 @@ from fedjax_ssl.core.types import (
   State,
   Task,
 )
-from fedjax_ssl.data.datasets import files
+from fedjax_ssl.data.datasets import files, tokens
 from fedjax_ssl.training import (
   checkpoint,
   client_rows,
@@ -99,6 +99,7 @@ class Run(NamedTuple):
     round: rounds done.
     facts: those of its `config.json`, `task` and `choices` among them.
     class_names: of the columns of `predict`; () where classes are numbers.
+    vocabulary: tokens of words, if the run's data are texts.
   """
 
   spec: task_lib.TaskSpec
@@ -108,6 +109,7 @@ class Run(NamedTuple):
   round: int
   facts: Mapping[str, Any]
   class_names: tuple[str, ...] = ()
+  vocabulary: Mapping[str, int] = {}
 
   @property
   def state(self) -> State:
@@ -138,14 +140,15 @@ class Run(NamedTuple):
                        "a client's row of state.memory.")
     return self.method.predict
 
-  def predict(self, inputs: Array, seed: int | None = None) -> jax.Array:
+  def predict(self, inputs: Array | Sequence[str], seed: int | None = None
+              ) -> jax.Array:
     """Computes the logits of raw inputs.
 
     Args:
       inputs: images [B, H, W, C], or [B, H, W] if C is 1, 0 to 255, or floats
         of 0 to 1, as a data set may have (all of 1 or less: by
-        their scale the whole call counts); of texts int32[B, T] or
-        float[B, T, E].
+        their scale the whole call counts); texts, a list of B, or their
+        tokens int32[B, T] or vectors float[B, T, E].
       seed: which of the run's seeds; the first by default.
 
     Returns:
@@ -158,15 +161,13 @@ class Run(NamedTuple):
     self.check_seed(seed)
     state = self.state if seed is None else self.states[seed]
     shape = tuple(self.spec.input_shape)
-    inputs = given = np.asarray(inputs)
+    inputs = given = np.asarray(self._encoded(inputs))
     if given.ndim == len(shape) and shape[-1] == 1:
       inputs = given[..., None]
     kinds = 'f' if len(shape) == 2 else 'iu'
     if inputs.shape[1:] != shape:
       sizes = ', '.join(map(str, ('B', *shape)))
-      how = (' Dataset.encode makes tokens of texts.'
-             if given.dtype.kind in 'OU' and len(shape) == 1 else
-             ' One alone goes as x[None].'
+      how = (' One alone goes as x[None].'
              if given.shape == shape or shape[-1] == 1 and (
                  given.shape == shape[:-1]) else '')
       raise ValueError(f'inputs must be of shape [{sizes}], not '
@@ -180,6 +181,19 @@ class Run(NamedTuple):
     if not len(inputs):
       return jnp.zeros((0, self.spec.num_classes))
     return predict(state.server, inputs)
+
+  def _encoded(self, inputs: Any) -> Any:
+    """Returns tokens of texts, and all else as it is."""
+    if isinstance(inputs, str):
+      raise ValueError(f'inputs must be a list of texts, [{inputs[:40]!r}].')
+    texts = tokens.as_texts('inputs', inputs)
+    if texts is None:
+      return inputs
+    if not self.vocabulary:
+      raise ValueError('inputs are texts, and the run keeps no words' + (
+          "; a Dataset's `encode` makes tokens of them."
+          if len(self.spec.input_shape) == 1 else '.'))
+    return tokens.encode(texts, self.vocabulary)
 
   def save(self, path: str | os.PathLike[str], seed: int | None = None) -> None:
     """Writes a seed's global model as one .npz, which `load` reads.
@@ -197,7 +211,9 @@ class Run(NamedTuple):
     self.global_model(seed)
     about = {'task': {**self.facts['task'], 'seeds': [seed]},
              'choices': self.facts.get('choices', {}), 'round': self.round,
-             **({'class_names': names} if (names := self.class_names) else {})}
+             **({'class_names': names} if (names := self.class_names) else {}),
+             **({'vocabulary': [*sorted(known, key=known.__getitem__)]}
+                if (known := self.vocabulary) else {})}
     arrays: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in _named(
         self.states[seed].server)}
     whole = io.BytesIO()
@@ -271,7 +287,8 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   round_, tree = found
   states = offloaded.finished(place, state, {
       int(k): v['state'] for k, v in tree.items()})
-  return make(spec, task, method, states, round_, facts)
+  return make(spec, task, method, states, round_, facts,
+              tokens.load(pathlib.Path(workdir)))
 
 
 def _rebuilt(where: str | os.PathLike[str], facts: Mapping[str, Any]
@@ -304,8 +321,8 @@ def _rebuilt(where: str | os.PathLike[str], facts: Mapping[str, Any]
 
 
 def make(spec: task_lib.TaskSpec, task: Task, method: Method,
-         states: dict[int, State], round_: int, facts: Mapping[str, Any]
-         ) -> Run:
+         states: dict[int, State], round_: int, facts: Mapping[str, Any],
+         vocabulary: Mapping[str, int]) -> Run:
   """Makes a run of these parts; its method predicts in batches."""
   if (model := method.predict) is not None:
     # As evaluation does, so that large inputs fit.
@@ -313,7 +330,7 @@ def make(spec: task_lib.TaskSpec, task: Task, method: Method,
         lambda server, inputs: evaluate.in_batches(
             model, inputs, jnp.arange(inputs.shape[0]), given=(server,)))))
   return Run(spec, task, method, states, round_, facts,
-             tuple(facts.get('class_names', ())))
+             tuple(facts.get('class_names', ())), vocabulary)
 
 
 def _of_few_sizes(predict: Callable[..., jax.Array]
@@ -367,4 +384,4 @@ def _load_file(path: str | os.PathLike[str]) -> Run:
       jnp.asarray(arrays[name]) for name, _ in wanted])
   state = State(server, (), jnp.int32(round_))
   return make(spec, task, method, {facts['task']['seeds'][0]: state}, round_,
-              facts)
+              facts, tokens.numbered(facts.get('vocabulary', ())))

@@ -34,7 +34,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument('--out', type=pathlib.Path, required=True,
                       help='the .npz to write')
   parser.add_argument('--tokens', type=int,
-                      default=data.datasets.text.MAX_TOKENS,
+                      default=data.datasets.tokens.MAX_TOKENS,
                       help='positions a text, special ones not counted')
   parser.add_argument('--batch', type=int, default=64, help='texts at a time')
   parser.add_argument('--size', type=int, default=0,

@@ -6,8 +6,8 @@ goes to the end of `sys.path`, so that it finds files beside it.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 import ast
+from collections.abc import Iterable, Iterator
 import contextlib
 import hashlib
 import importlib

@@ -401,6 +401,11 @@ class Task:
     """Computes logits float32[B, C] of raw inputs, with running statistics."""
     return self.model.apply(variables, self.preprocess(inputs))
 
+  @property
+  def unlabeled_width(self) -> int:
+    """Returns how many unlabeled rows a batch has room for."""
+    return self.unlabeled_batch or max(self.unlabeled_capacity, 1)
+
   def one_pass(self) -> Task:
     """Returns the task in which a client sees each row once a round."""
     return dataclasses.replace(self, local_epochs=1, local_steps=0)

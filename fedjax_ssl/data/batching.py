@@ -107,7 +107,7 @@ def num_steps(task: Task, shard: Shard, streams: str = 'both') -> jax.Array:
                         _ceil_div(n_u, task.unlabeled_batch))
   else:
     steps = _split_steps(jnp.asarray(shard.num_labeled), task.labeled_batch)
-    steps = jnp.maximum(steps, _ceil_div(n_u, max(task.unlabeled_capacity, 1)))
+    steps = jnp.maximum(steps, _ceil_div(n_u, task.unlabeled_width))
     epoch = jnp.where(n_s + n_u > 0, steps, 0)
   return (task.local_epochs * epoch).astype(jnp.int32)
 
@@ -208,7 +208,7 @@ def _streams(task: Task, shard: Shard, steps: jax.Array, key: jax.Array,
     out['labeled'] = stream(shard.labeled, shard.num_labeled,
                             task.labeled_batch, keys[0])
   if streams != 'labeled':
-    size = task.unlabeled_batch or max(task.unlabeled_capacity, 1)
+    size = task.unlabeled_width
     made = stream(shard.unlabeled, shard.num_unlabeled, size, keys[1])
     if not task.unlabeled_batch:
       epochs = 1 if task.local_steps else task.local_epochs

@@ -81,7 +81,8 @@ def _of_arrays(given: Mapping[str, Any]) -> data.Dataset:
       {key: as_array(key, given[key]) for key in files.BESIDE if key in given})
   owner, clients = made.owners()
   return _dataset(datasets.ARRAYS, made.parts)._replace(
-      owner=owner, client_names=clients, class_names=made.class_names)
+      owner=owner, client_names=clients, class_names=made.class_names,
+      vocabulary=made.vocabulary)
 
 
 def _dataset(name: str, parts: Mapping[str, Any], num_classes: int = 0

@@ -144,7 +144,7 @@ class Run:
     self.class_metrics = columns.lists(rows)
     self._finished = finished.make(
         job.spec, task_lib.make_task(job.spec), job.method, self.states,
-        self.round, job.facts)
+        self.round, job.facts, job.vocabulary or {})
 
   @property
   def _model(self) -> finished.Run:
@@ -152,12 +152,12 @@ class Run:
       raise ValueError('the run has not been trained.')
     return self._finished
 
-  def predict(self, inputs: Array, seed: int | None = None) -> jax.Array:
+  def predict(self, inputs: Array | Sequence[str], seed: int | None = None
+              ) -> jax.Array:
     """Computes logits float32[B, C] of raw inputs; see `finished.Run.predict`.
 
     Args:
-      inputs: images as stored, uint8[B, H, W, C] or [B, H, W]; or what
-        `data.Dataset.encode` makes of texts.
+      inputs: images as stored, uint8[B, H, W, C] or [B, H, W]; or texts.
       seed: which of the run's seeds; the first by default.
     """
     return self._model.predict(inputs, seed)

@@ -183,7 +183,8 @@ def _given(method: str | Callable[..., Method], options: Mapping[str, Any]
       raise TypeError(f'fit has no option {word!r}.{why} All options are the '
                       'fields of fedjax_ssl.config.Config.')
     if name in given:
-      raise TypeError(f'{name} is given twice.')
+      short = next(word for word, long in _SHORT.items() if long == name)
+      raise TypeError(f'{name} is given twice; {short} is short for it.')
     # Numbers of NumPy's or JAX's, or a few of them, as Python's.
     given[name] = value.tolist() if hasattr(value, 'dtype') and hasattr(
         value, 'tolist') else value

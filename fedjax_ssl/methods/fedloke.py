@@ -163,6 +163,8 @@ def _client_update(task: Task, s: _Settings, payload: assemble.Server,
                    client: Client, key: jax.Array) -> Update:
   sent = payload.model
   local = aggregation.ema(client.memory, sent, s.decay)
+  if task.model.norm == 'static':  # Nobody recomputes a local model's own.
+    local = local._replace(stats=sent.stats)
   pair = Variables(_Two(sent.params, local.params),
                    _Two(sent.stats, local.stats))
   loss_fn = averaging.keeping_stats(

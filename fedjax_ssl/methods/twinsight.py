@@ -332,11 +332,14 @@ def _loss(task: Task, s: _Settings, model: Variables, batch: Pair,
     processed = jnp.where(jnp.minimum(*has) > 0, processed, max(widths))
   else:
     found = together(labeled(), unlabeled())
-  trained = 4 if _needs_both(task, s) else 3
+  seen = _needs_both(task, s)
+  learnt = s.unlabeled_weight > 0 and s.label_view == 'weak'
   loss, metrics = objective.total(
       batch, found.unlabeled if s.unlabeled_weight else None, found.labeled,
-      weight=s.unlabeled_weight, mask_rate=found.mask_rate, labelings=0,
-      views=trained, labeled_views=trained)
+      weight=s.unlabeled_weight, mask_rate=found.mask_rate,
+      labelings=seen - learnt, views=3 + learnt, labeled_views=3)
+  if seen and batch.labeled is not None:  # For the statistics, or for nothing.
+    metrics['forward_passes'] += batch.labeled.mask.sum()
   rows = sum(has, jnp.float32(0))
   metrics.update({
       'contrastive_loss': Ratio(found.instances * rows, rows),

@@ -1,7 +1,7 @@
 """Classifiers of short texts: token ids, or word vectors made beforehand.
 
 B texts, T positions, V words, E numbers of a word vector. Token 0 is padding
-and 1 an unknown word; see `fedjax_ssl.data.datasets.text`. If inputs are ids,
+and 1 an unknown word; see `fedjax_ssl.data.datasets.tokens`. If inputs are ids,
 the word vectors are trained, and `Model.embed` returns them. Inputs
 float[B, T, E] are taken as word vectors; generated texts have this form too.
 """

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedjax_ssl import config, data
 from fedjax_ssl.config import FieldError
+from fedjax_ssl.data.datasets import tokens
 from fedjax_ssl.report import command, printing, summary
 from fedjax_ssl.running import (
   client_memory,
@@ -109,6 +110,8 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
   def describe() -> None:
     command.write(place.path)
     own_code.keep(place.path, vars(job.options))
+    if job.vocabulary is not None:
+      tokens.save(place.path, job.vocabulary)
     for seed, partition in zip(job.seeds, job.partitions, strict=True):
       file = _partition_file(place.path, seed)
       if not file.exists():

@@ -64,6 +64,7 @@ class Job(NamedTuple):
   origin: Mapping[str, Any]  # What started the run.
   # Options that the version which began the run did not have, at defaults.
   new: frozenset[str] = frozenset()
+  vocabulary: Mapping[str, int] | None = None  # Of a data set of texts.
 
   @property
   def config(self) -> dict[str, Any]:
@@ -146,7 +147,8 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   params = jax.eval_shape(task.model.init, jax.random.key(0)).params
   job = Job(name, folder, options, facts, spec, made, federations, seeds,
             partitions, np.asarray(dataset.train.labels), mesh,
-            tree.num_scalars(params), noted.works, cohorts, origin)
+            tree.num_scalars(params), noted.works, cohorts, origin,
+            vocabulary=dataset.vocabulary)
   if options.labels == 'all' and options.labels_at == 'server' and (
       start_line.is_idle(job)):
     raise FieldError(

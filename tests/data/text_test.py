@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_ssl import data
 from fedjax_ssl.data import augment
-from fedjax_ssl.data.datasets import text
+from fedjax_ssl.data.datasets import text, tokens
 
 TEXTS = [f'word{i} is number {i % 7}!' for i in range(60)] + ['', "don't @me"]
 
@@ -24,17 +24,17 @@ def folder(tmp_path):
 
 
 def test_words():
-  assert text.words("Don't @User: so #good!! 1 2") == [
+  assert tokens.words("Don't @User: so #good!! 1 2") == [
       "don't", '@user', 'so', '#good', '!!', '1', '2']
-  assert len(text.words('a ' * 50)) == text.MAX_TOKENS
+  assert len(tokens.words('a ' * 50)) == tokens.MAX_TOKENS
 
 
 def test_vocabulary_goes_by_frequency_then_alphabet():
-  known = text.vocabulary(['b a b', 'c a b'], size=4)
+  known = tokens.vocabulary(['b a b', 'c a b'], size=4)
   assert known == {'b': 2, 'a': 3}  # 0 and 1 are taken.
-  ids = text.encode(['b c a', ''], known)
+  ids = tokens.encode(['b c a', ''], known)
   assert ids.shape == (2, 40) and ids.dtype == np.int32
-  np.testing.assert_array_equal(ids[0, :4], [2, text.UNKNOWN, 3, 0])
+  np.testing.assert_array_equal(ids[0, :4], [2, tokens.UNKNOWN, 3, 0])
   assert not ids[1].any()
 
 
@@ -64,11 +64,11 @@ def test_loads_as_a_data_set(folder):
   assert len(found.train.labels) == (~held).sum()
   assert found.num_classes == 2 and not found.flip
   # Words of test texts alone are unknown.
-  known = text.vocabulary([t for t, h in zip(TEXTS, held, strict=True)
+  known = tokens.vocabulary([t for t, h in zip(TEXTS, held, strict=True)
                            if not h])
-  np.testing.assert_array_equal(found.test.inputs, text.encode(
+  np.testing.assert_array_equal(found.test.inputs, tokens.encode(
       [t for t, h in zip(TEXTS, held, strict=True) if h], known))
-  assert (found.test.inputs == text.UNKNOWN).any()
+  assert (found.test.inputs == tokens.UNKNOWN).any()
 
 
 def test_a_class_that_is_only_tested_is_refused(folder):

@@ -154,3 +154,13 @@ def test_two_rounds_by_hand():
 def test_labels_at_the_server_are_refused():
   with pytest.raises(ValueError, match='labels_at'):
     methods.make('fedloke', toy.task(labels_at='server'))
+
+
+def test_static_statistics_of_a_local_model_are_the_received_ones():
+  received = []
+  def far(record):
+    stats = jax.tree.map(lambda x: x + 3, record.model.stats)
+    received.append(stats)
+    return record._replace(model=record.model._replace(stats=stats))
+  found = update('fedloke', BOTH, model='static', sent=far, local_steps=1)
+  chex.assert_trees_all_equal(found.memory.stats, received[0])

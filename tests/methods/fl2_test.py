@@ -12,8 +12,9 @@ import pytest
 
 from fedjax_ssl import methods
 from fedjax_ssl.core import tree
+from fedjax_ssl.core.types import Client
 from fedjax_ssl.methods import fl2
-from fedjax_ssl.methods.parts import assemble
+from fedjax_ssl.methods.parts import assemble, labeling
 from tests import toy
 from tests.by_hand import softmax
 from tests.methods import alternate_rounds, updates
@@ -225,6 +226,23 @@ def test_a_client_with_labels_alone_counts_by_these():
     np.testing.assert_allclose(found, 1 - p.max(-1).mean(), rtol=1e-5)
     weights.append(float(found))
   assert weights[0] < 0.9
+
+
+@pytest.mark.parametrize('kind, rows', [('labeled', toy.LABELED),
+                                        ('unlabeled', toy.UNLABELED)])
+def test_a_row_is_as_sure_as_it_is_once(kind, rows):
+  """Also where unlabeled rows are split over the steps of the labels."""
+  federation, _ = toy.federation()
+  task = toy.task(unlabeled_batch=0, unlabeled_capacity=5)
+  for i in (updates.KNOWN, updates.BOTH):
+    client = Client(
+        jnp.int32(i), jax.tree.map(lambda x, i=i: x[i], federation.clients),
+        (), federation.train, federation.validation, jnp.int32(0), jnp.int32(0))
+    total, count = labeling.confidence_sum(
+        task, lambda inputs, key: jnp.zeros((len(inputs), 4)), client, KEY,
+        kind=kind, wanted=jnp.bool_(True))
+    assert count == rows[i]
+    np.testing.assert_allclose(total, rows[i] / 4, rtol=1e-6)
 
 
 def test_clients_that_are_sure_of_every_row_count_the_same():

@@ -209,6 +209,24 @@ def test_each_row_counts_once_at_a_client_with_both_kinds():
       rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize('measure', [
+    all_statistics.everywhere, assemble.statistics])
+def test_statistics_have_no_norm_to_limit(measure):
+  federation, _ = toy.federation('clients')
+  found = []
+  for limit in (float('inf'), 1e-3):
+    task = dataclasses.replace(_task('static'), labels_at='clients',
+                               max_update_norm=limit)
+    state = methods.make('fedavg', task).init(KEY, federation)
+    after, metrics = jax.jit(measure(task))(state, federation, jnp.int32(0),
+                                            KEY)
+    assert metrics['num_rejected'] == 0
+    found.append(after.server.model.stats)
+  moved = tree.subtract(found[0], state.server.model.stats)
+  assert tree.global_norm(moved) > 1
+  chex.assert_trees_all_equal(*found)
+
+
 def test_clients_that_measure_receive_the_model_alone():
   """SCAFFOLD's control stays at the server, and memory at the clients."""
   federation, _ = toy.federation('clients')

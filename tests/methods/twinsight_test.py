@@ -115,9 +115,10 @@ def _update(text, who, model='linear', **changes):
   return state.server.model, client_update(state.server, client, KEY)
 
 
-def _trains(update, passes):
+def _trains(update, forward, backward):
   """Every row goes so often through the client's networks."""
-  for name in ('forward_passes', 'backward_passes'):
+  for name, passes in (('forward_passes', forward),
+                       ('backward_passes', backward)):
     np.testing.assert_allclose(update.metrics[name],
                                passes * update.metrics['rows_used'])
 
@@ -139,7 +140,7 @@ def test_without_pseudo_labels_rows_without_labels_leave_the_last_layer():
   below = [v for k, v in moved.items() if 'kernel' in k and 'Dense' not in k]
   assert below and min(below) > 1e-5
   assert 'mask_rate' not in update.metrics
-  _trains(update, 4)  # The statistics are those of both views.
+  _trains(update, 4, 3)  # The statistics alone are those of both views.
 
 
 def test_weight_decay_moves_a_last_layer_that_nobody_teaches():
@@ -171,6 +172,14 @@ def test_pseudo_labels_teach_the_last_layer():
   assert max(jax.tree.leaves(gap)) > 1e-3
 
 
+def test_views_that_no_loss_reads_are_not_derived():
+  """The supervised network sees the strong one of a labeled row in vain."""
+  for view, backward in (('weak', 4), ('strong', 3)):
+    text = f"twinsight(label_view='{view}', {SMALL})"
+    _trains(_update(text, UNKNOWN)[1], 4, backward)
+  _trains(_update(text, KNOWN)[1], 4, 3)
+
+
 @pytest.mark.parametrize('who', [KNOWN, *wider(BOTH)])
 def test_without_its_losses_it_is_fedavg(who):
   plain, theirs = _update('fedavg', who, local_steps=3)
@@ -181,7 +190,7 @@ def test_without_its_losses_it_is_fedavg(who):
       atol=1e-7)
   for name in ('unsupervised', 'projector'):
     assert not any(_moved(mine, name).values())
-  _trains(mine, 3)
+  _trains(mine, 3, 3)
 
 
 @pytest.mark.parametrize('who, narrow', [(KNOWN, 4), (UNKNOWN, 4),

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_ssl.core import checks, registry
 from fedjax_ssl.core.types import Examples
-from fedjax_ssl.data.datasets import files, folder, text, tfds
+from fedjax_ssl.data.datasets import files, folder, text, tfds, tokens
 from fedjax_ssl.data.files import DataError, DataNameError
 from fedjax_ssl.data.partition import labeling
 
@@ -62,6 +62,12 @@ class Dataset(NamedTuple):
   class_names: tuple[str, ...] | None = None  # Of the C classes, if said.
   vocabulary: Mapping[str, int] | None = None  # Of texts: tokens of words.
 
+  def __repr__(self) -> str:
+    size, rest = len(self.train.labels), len(self.test.labels)
+    return (f'Dataset {self.name}: {size:,} rows to train on, {rest:,} to test '
+            f'on, {self.num_classes} classes, inputs '
+            f'{tuple(self.train.inputs.shape[1:])}')
+
   def encode(self, texts: Sequence[str]) -> np.ndarray:
     """Turns texts into inputs, token ids int32[D, T], as its own were.
 
@@ -74,7 +80,7 @@ class Dataset(NamedTuple):
     if self.vocabulary is None:
       raise ValueError(f'{self.name} has no vocabulary, as data sets of texts '
                        'have without embeddings.')
-    return text.encode(texts, self.vocabulary)
+    return tokens.encode(texts, self.vocabulary)
 
 
 DATASETS: registry.Registry[Callable[..., Any]] = registry.Registry(
@@ -167,6 +173,9 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
   source = (files.Source(_digits()) if name == 'digits' else
             registered if registered else
             _read(name, data_dir, embeddings))
+  if embeddings is not None and source.vocabulary is not None:
+    raise checks.FieldError('embeddings', os.fspath(embeddings),
+                            f'they go with texts of a CSV, {name}.csv.')
   if split != 'official':
     source = _resplit(source, split, split_seed)
   parts = source.parts

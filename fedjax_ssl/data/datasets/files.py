@@ -1,4 +1,4 @@
-"""Images from `.npz` files, checked before use; what every file gives."""
+"""Arrays, as of `.npz` files, checked before use; what every file gives."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_ssl.core.types import Examples
 from fedjax_ssl.data import files
 from fedjax_ssl.data.datasets import names as names_lib
+from fedjax_ssl.data.datasets import tokens
 from fedjax_ssl.data.files import DataError as DataError
 
 _CLIENTS, _CLASSES = 'client_train', 'class_names'
@@ -61,12 +62,15 @@ def read_npz(path: pathlib.Path) -> Source:
       or train_images, train_labels, ... as MedMNIST names them. Images [D, H,
       W], [D, H, W, 1] or [D, H, W, 3]: uint8, other integers in 0..255, or
       floats in [0, 1] or whole in 0..255. Labels [D] or [D, 1], integers or
-      words; of a training row -1 is no label. There may be two more keys:
+      words; of a training row -1 is no label. In place of images there may be
+      texts, words [D]; those of train give the vocabulary. There may be two
+      more keys:
       `class_names`, words [C], and `client_train`, the client of each training
       row: integers 0 to N-1, or words. Nothing is unpickled.
 
   Returns:
-    A Source with inputs uint8[D, H, W, C] and labels int32[D].
+    A Source with inputs uint8[D, H, W, C], of texts int32[D, 40], and labels
+    int32[D].
 
   Raises:
     DataError: if the file is broken or the arrays do not make a data set.
@@ -98,7 +102,7 @@ def as_array(key: str, value: Any) -> np.ndarray:
                       'be masked: such rows have no label.')
     return np.ma.filled(value.astype(np.int64), -1)
   try:
-    return np.asarray(value)
+    return tokens.as_array(value)
   except ValueError as error:
     raise DataError(f'{key} is no array: {error}') from error
 
@@ -121,32 +125,54 @@ def of_arrays(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],
   """Makes a Source of raw arrays; see `read_npz`.
 
   Args:
-    arrays: images and labels of each part.
+    arrays: images or texts, and labels, of each part.
     beside: some of `BESIDE`.
 
   Raises:
     DataError: if the arrays do not make a data set.
   """
-  parts, names = named_parts(arrays, beside.get(_CLASSES))
+  vocabulary, arrays = _encoded(arrays)
+  parts, names = _named_parts(arrays, beside.get(_CLASSES),
+                              'images' if vocabulary is None else 'texts')
   if _CLIENTS not in beside:
-    return Source(parts, {}, names)
+    return Source(parts, {}, names, vocabulary)
   owners, rows = np.asarray(beside[_CLIENTS]), len(parts['train'].labels)
   if len(np.atleast_1d(owners)) != rows:
     raise DataError(f'{_CLIENTS} has {len(np.atleast_1d(owners))} entries, and '
                     f'train {rows} rows')
-  source = Source(parts, {'train': owners}, names)
+  source = Source(parts, {'train': owners}, names, vocabulary)
   source.owners()  # Raises for what names no clients.
   return source
 
 
-def named_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],
-                given: np.ndarray | None = None
-                ) -> tuple[dict[str, Examples], tuple[str, ...] | None]:
+def _encoded(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
+             ) -> tuple[dict[str, int] | None,
+                        Mapping[str, tuple[np.ndarray, np.ndarray]]]:
+  """Returns the vocabulary of texts, and the parts with tokens for texts.
+
+  Without texts it is None, and the parts are as they were.
+  """
+  found = {part: tokens.as_texts(f'{part} inputs', inputs)
+           for part, (inputs, _) in arrays.items()}
+  texts = {part: one for part, one in found.items() if one is not None}
+  if not texts:
+    return None, arrays
+  if absent := [part for part in found if part not in texts]:
+    raise DataError(f'{next(iter(texts))} has texts, and {absent[0]} none')
+  known = tokens.vocabulary(texts['train'])
+  return known, {part: (tokens.encode(one, known), arrays[part][1])
+                 for part, one in texts.items()}
+
+
+def _named_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],
+                 given: np.ndarray | None, kind: str
+                 ) -> tuple[dict[str, Examples], tuple[str, ...] | None]:
   """Converts raw parts, whose labels may be words; see `read_npz`.
 
   Args:
-    arrays: images and labels of each part.
+    arrays: inputs and labels of each part.
     given: words [C], names of the classes.
+    kind: of the inputs, see `check_parts`.
 
   Returns:
     Examples of each part, and the names of the C classes if there are any.
@@ -155,7 +181,7 @@ def named_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],
     DataError: if the arrays do not make a data set.
   """
   numbered, names = _numbered(dict(arrays), given)
-  parts = check_parts(numbered)
+  parts = check_parts(numbered, kind)
   num_classes = int(parts['train'].labels.max()) + 1
   if names is not None and len(names) != num_classes:
     raise DataError(f'{_CLASSES} has {len(names)} names, and train '
@@ -261,21 +287,28 @@ def check_spelling(kind: str, spare: Collection[str], absent: Collection[str],
                       'you mean that, or take it out')
 
 
-def check_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
-                ) -> dict[str, Examples]:
-  """Converts raw parts to Examples; see `read_npz`."""
-  images = as_stored({k: v[0] for k, v in arrays.items()})
+def check_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],
+                kind: str = 'images') -> dict[str, Examples]:
+  """Converts raw parts to Examples; see `read_npz`.
+
+  Args:
+    arrays: inputs and labels of each part.
+    kind: 'images', or 'texts', which are tokens already.
+  """
+  inputs = {k: v[0] for k, v in arrays.items()}
+  if kind == 'images':
+    inputs = as_stored(inputs)
   labels = {k: _labels(k, v[1]) for k, v in arrays.items()}
   num_classes = int(labels['train'].max(initial=-1)) + 1
   if not num_classes:
     raise DataError('no row of train has a label, all are -1')
   for part in arrays:
-    if len(images[part]) != len(labels[part]):
-      raise DataError(f'{part} has {len(images[part])} images and '
+    if len(inputs[part]) != len(labels[part]):
+      raise DataError(f'{part} has {len(inputs[part])} {kind} and '
                       f'{len(labels[part])} labels')
-    if images[part].shape[1:] != images['train'].shape[1:]:
-      raise DataError(f'{part} images have shape {images[part].shape[1:]}, '
-                      f'train images {images["train"].shape[1:]}')
+    if inputs[part].shape[1:] != inputs['train'].shape[1:]:
+      raise DataError(f'{part} images have shape {inputs[part].shape[1:]}, '
+                      f'train images {inputs["train"].shape[1:]}')
     if labels[part].max() >= num_classes:
       raise DataError(f'{part} has label {labels[part].max()}, train has only '
                       f'0 to {num_classes - 1}')
@@ -290,7 +323,7 @@ def check_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
                     f'{absent[0]}' + (
                         '; a label of -1 is 255 in an array of uint8'
                         if num_classes == 256 else ''))
-  return {part: Examples(images[part], labels[part]) for part in arrays}
+  return {part: Examples(inputs[part], labels[part]) for part in arrays}
 
 
 def as_stored(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

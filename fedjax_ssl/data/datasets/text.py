@@ -2,13 +2,12 @@
 
 A text is in the test part if a hash of it says so, so that the split depends
 neither on the order of the file nor on a seed, and copies of one text stay
-together. Token 0 is padding, 1 a word outside the vocabulary. A column `split`
-gives the part instead, and a column `client` the client of each row.
+together. A column `split` gives the part instead, and a column `client` the
+client of each row.
 """
 from __future__ import annotations
 
-import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import hashlib
 import os
 import pathlib
@@ -21,50 +20,21 @@ from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Examples
 from fedjax_ssl.data import files
 from fedjax_ssl.data.datasets import names as names_lib
-from fedjax_ssl.data.datasets import table
+from fedjax_ssl.data.datasets import table, tokens
 from fedjax_ssl.data.datasets.files import Source
 from fedjax_ssl.data.files import DataError
 
-MAX_TOKENS = 40  # FedSSL, IJCAI 2022, section 5.1.
-VOCABULARY = 10_000
-PADDING, UNKNOWN = 0, 1
 _TEST_PERCENT = 20
 _COLUMNS, _MORE = ('label', 'text'), ('split', 'client')
 _PARTS = ('train', 'validation', 'test')
 _NUMBER = re.compile(r'[-+]?([0-9.]+(e[-+]?[0-9]+)?|inf)', re.IGNORECASE)
 _EMPTY = ('', 'nan')  # How a table without a value there is written.
-_WORD = re.compile(r"[#@]?\w+(?:'\w+)?|[!?]+")
 
 
 def is_test(text: str) -> bool:
   """Returns whether a text belongs to the test part; about one in five does."""
   digest = hashlib.sha256(text.encode()).digest()
   return int.from_bytes(digest[:8], 'big') % 100 < _TEST_PERCENT
-
-
-def words(text: str, *, limit: int = MAX_TOKENS) -> list[str]:
-  """Returns the first words of a text, in lower case; ! and ? are words."""
-  return _WORD.findall(text.lower())[:limit]
-
-
-def vocabulary(texts: Sequence[str], *, size: int = VOCABULARY
-               ) -> dict[str, int]:
-  """Numbers words from 2 on to below `size`, the most frequent first.
-
-  Words of equal frequency are in alphabetical order.
-  """
-  counts = collections.Counter(w for text in texts for w in words(text))
-  order = sorted(counts, key=lambda w: (-counts[w], w))[:max(size - 2, 0)]
-  return {word: i + 2 for i, word in enumerate(order)}
-
-
-def encode(texts: Sequence[str], known: Mapping[str, int]) -> np.ndarray:
-  """Encodes texts as token ids int32[D, 40], padded with 0."""
-  out = np.full((len(texts), MAX_TOKENS), PADDING, np.int32)
-  for row, text in enumerate(texts):
-    ids = [known.get(word, UNKNOWN) for word in words(text)]
-    out[row, :len(ids)] = ids
-  return out
 
 
 class Rows(NamedTuple):
@@ -218,11 +188,11 @@ def read_csv(path: pathlib.Path,
     name = rows.class_names[absent[0]] if rows.class_names else absent[0]
     raise DataError(f'{path}: no row with label {str(name)[:40]!r} is one to '
                     'train on')
-  tokens = None
+  vocabulary = None
   if embeddings is None:
-    tokens = vocabulary(
+    vocabulary = tokens.vocabulary(
         [t for t, own in zip(texts, train, strict=True) if own])
-    inputs = encode(texts, tokens)
+    inputs = tokens.encode(texts, vocabulary)
   else:
     inputs = _vectors(pathlib.Path(embeddings), texts)
   parts = {part: splits == part for part in _PARTS if (splits == part).any()}
@@ -232,7 +202,7 @@ def read_csv(path: pathlib.Path,
        for part, where in parts.items()},
       {} if clients is None else {
           part: clients[where] for part, where in parts.items()},
-      rows.class_names, tokens)
+      rows.class_names, vocabulary)
 
 
 def fingerprint(texts: Sequence[str]) -> str:
@@ -257,9 +227,9 @@ def _vectors(path: pathlib.Path, texts: Sequence[str]) -> np.ndarray:
   table = _finite(path, arrays['vectors'], len(spelled), 2)
   row = {str(word): i + 1 for i, word in enumerate(spelled)}
   table = np.concatenate([np.zeros_like(table[:1]), table])
-  ids = np.zeros((len(texts), MAX_TOKENS), np.int64)
+  ids = np.zeros((len(texts), tokens.MAX_TOKENS), np.int64)
   for i, text in enumerate(texts):
-    found = [row.get(word, 0) for word in words(text)]
+    found = [row.get(word, 0) for word in tokens.words(text)]
     ids[i, :len(found)] = found
   if not ids.any():
     raise _wrong(path, 'has no vector for any word of the texts')

@@ -126,7 +126,7 @@ def _unit(task: Task, width: int) -> float:
   that a client can use in a round, and a power of two, so that no product is
   rounded.
   """
-  size = task.unlabeled_batch or max(task.unlabeled_capacity, 1)
+  size = task.unlabeled_width
   most = task.local_steps * size if task.local_steps else (
       task.local_epochs * width)
   return 2.0 ** -max(most - 1, 0).bit_length()

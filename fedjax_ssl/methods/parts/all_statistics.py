@@ -110,13 +110,15 @@ def _wide(task: Task, shard: Shard) -> Task:
   labeled, unlabeled = (min(_BATCH, rows.shape[-1]) for rows in (
       shard.labeled, shard.unlabeled))
   return dataclasses.replace(
-      task.one_pass(), labeled_batch=labeled, unlabeled_batch=unlabeled)
+      task.one_pass(), labeled_batch=labeled,
+      unlabeled_batch=max(unlabeled, 1))  # 0 would split them over the labels.
 
 
 def _client_update(task: Task, payload: Any, client: Client, key: jax.Array
                    ) -> Update:
   change, count = of_rows(task, payload.model, client.train, client.shard, key)
-  return Update(change, count, client.memory, {})
+  # Beside a change of no numbers, whose norm may be limited.
+  return Update((), count, client.memory, {}, counts=change)
 
 
 def _finish(task: Task, server: Any, updates: Update, cohort: Any,
@@ -126,7 +128,7 @@ def _finish(task: Task, server: Any, updates: Update, cohort: Any,
   own, count = of_rows(task, server.model, context.train, context.shard, key)
   stacked = jax.tree.map(
       lambda x, y: jnp.concatenate([x.reshape(-1, *y.shape), y[None]]),
-      updates.message, own)
+      updates.counts, own)
   change = aggregation.weighted_mean(
       stacked, jnp.append(updates.weight.reshape(-1), count))
   stats = tree.add(server.model.stats, change)

@@ -355,12 +355,14 @@ def statistics(task: Task) -> rounds.Pass:
     steps = jnp.maximum(made.num_steps, 1)
     weight = client_weights.client_weight(client.shard, 'both',
                                           weighting='examples')
-    return Update(tree.scale(sums, 1 / steps), weight, client.memory, {})
+    # Beside a change of no numbers, whose norm may be limited.
+    return Update((), weight, client.memory, {},
+                  counts=tree.scale(sums, 1 / steps))
 
   @aggregation.linear
-  def finish(server, mean, cohort, context, key):
+  def finish(server, update, cohort, context, key):
     del cohort, context, key
-    stats = tree.add(server.model.stats, mean)
+    stats = tree.add(server.model.stats, update.counts)
     return server._replace(model=server.model._replace(stats=stats)), {}
 
   return measuring(rounds.client_pass(

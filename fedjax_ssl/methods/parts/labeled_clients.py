@@ -130,7 +130,7 @@ def processed(task: Task, made: local_training.Batches, shard: Shard
   """
   if task.client_map != 'map':
     return {}
-  unlabeled = task.unlabeled_batch or max(task.unlabeled_capacity, 1)
+  unlabeled = task.unlabeled_width
   absent = (jnp.where(shard.num_labeled > 0, 0, task.labeled_batch)
             + jnp.where(shard.num_unlabeled > 0, 0, unlabeled))
   return {'rows_processed': made.num_steps.astype(jnp.float32) * (

@@ -85,8 +85,10 @@ def confidence_sum(
                             ).astype(jnp.float32), {}
 
   order_key, step_key = jax.random.split(key)
-  made = batching.batches(task.one_pass(), client.train, client.shard,
-                          order_key, kind)
+  # Not split over the labels, which would change how often labels come.
+  once = dataclasses.replace(task.one_pass(),
+                             unlabeled_batch=task.unlabeled_width)
+  made = batching.batches(once, client.train, client.shard, order_key, kind)
   made = made._replace(num_steps=jnp.where(wanted, made.num_steps, 0))
   return local_training.train(
       step, jnp.zeros(2, jnp.float32), made, step_key)[0]
