@@ -158,6 +158,21 @@ def test_the_program(capsys):
   assert 'resnet9' in capsys.readouterr().err
 
 
+def test_a_flag_or_a_knob_is_explained(capsys):
+  assert catalog.main(['alpha']) == 0
+  text = ' '.join(capsys.readouterr().out.split())
+  assert text.startswith('The flag --alpha: Dirichlet concentration')
+  assert 'By default 0.5' in text and ' mixmatch: of Beta(' in text
+  assert catalog.main(['threshold']) == 0
+  text = capsys.readouterr().out
+  owners = re.findall(r'^  (\w+): ', text, re.MULTILINE)
+  assert owners == [entry.name for entry in GROUPS['methods'].entries
+                    if any(o.name == 'threshold' for o in entry.options)]
+  # A name of an entry is that entry.
+  assert catalog.main(['mean']) == 0
+  assert '--aggregator=' in capsys.readouterr().out
+
+
 def test_code_of_ones_own(capsys, tmp_path):
   """A file's function is shown like a registered one."""
   file = tmp_path / 'mine.py'

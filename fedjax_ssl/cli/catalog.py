@@ -15,7 +15,7 @@ import sys
 import textwrap
 from typing import Any, NamedTuple
 
-from fedjax_ssl import data, methods, models
+from fedjax_ssl import config, data, methods, models
 from fedjax_ssl.cli import arguments
 from fedjax_ssl.core import checks, imports, knobs, optimizers, registry
 from fedjax_ssl.data import augment, datasets
@@ -322,7 +322,7 @@ def _parser() -> argparse.ArgumentParser:
       'shows all there is to say: options, defaults and sources.')
   parser.add_argument('group', nargs='?', metavar='GROUP or NAME',
                       help='one kind only, as in methods; or an entry of any '
-                      'kind, as in fixmatch')
+                      'kind, as in fixmatch; or a flag or a knob, as in alpha')
   parser.add_argument('name', nargs='?', help='one entry of that kind, or '
                       'one of your own, as in ./mine.py:mine')
   parser.add_argument('--all', action='store_true', help='options, defaults '
@@ -375,6 +375,32 @@ def _chosen(groups: Mapping[str, Group], group: str | None, name: str | None
   return found
 
 
+def _explained(word: str, groups: Mapping[str, Group]) -> str:
+  """Says what a flag does, and which entries have a knob of this name.
+
+  Returns '' if it is neither, or the name of a group or an entry.
+  """
+  if word in groups or any(e.name == word for group in groups.values()
+                           for e in group.entries):
+    return ''
+  lines = []
+  for option in config.OPTIONS.values():
+    if checks.flag(option.name) == word:
+      default = '' if option.default is None else (
+          f' By default {option.default}, or as the setting says.')
+      lines.append(f'The flag --{word}: {option.help}{default}')
+  for kind, group in groups.items():
+    found = [(e.name, option) for e in group.entries for option in e.options
+             if option.name == word]
+    if found:
+      lines.append(f'A knob of {kind}, {group.flag}:')
+      lines += [f'  {owner}: {option.text} ' + (
+          f'By default {option.default}.' if option.default else '')
+                for owner, option in found]
+  return '\n'.join(textwrap.fill(line, 80, subsequent_indent='    ')
+                   for line in lines)
+
+
 @arguments.refusing
 def main(argv: Sequence[str]) -> int:
   """Prints the catalog, or a part of it; returns the exit code."""
@@ -385,7 +411,12 @@ def main(argv: Sequence[str]) -> int:
   for known in _REGISTRIES:
     for line in known.load_entry_points():
       print(f'left out: {line}', file=sys.stderr)
-  groups = _chosen(catalog(), args.group, args.name)
+  groups = catalog()
+  if args.group and not args.name and not args.json and (
+      text := _explained(args.group, groups)):
+    printing.say(text)
+    return 0
+  groups = _chosen(groups, args.group, args.name)
   # `_chosen` takes a first word that is no group for an entry.
   one = args.name is not None or args.group not in (None, *groups)
   whole = one and all(len(group.entries) == 1 for group in groups.values())

@@ -481,12 +481,12 @@ def main(argv: Sequence[str]) -> int:
       raise ValueError('--check goes with --write_flagfiles, without --table.')
     if args.table is None:
       return _all_tables(args)
-    chosen = _plan(args)
-    if _show(chosen, args):
-      return 0
     if not args.budget_minutes > 0:
       raise ValueError(f'--budget_minutes={args.budget_minutes} must be '
                        'positive.')
+    chosen = _plan(args)
+    if _show(chosen, args):
+      return 0
     for line in missing(chosen) + stale(chosen):
       printing.say(line)
     with child.ending_on_signals():

@@ -154,9 +154,10 @@ def labels_at_clients(labels_at: str, why: str) -> None:
     raise FieldError('labels_at', labels_at, f'give clients: {why}.')
 
 
-def words(value: str | Sequence[str] | None) -> tuple[str, ...]:
+def words(value: str | os.PathLike[str] | Sequence[str] | None
+          ) -> tuple[str, ...]:
   """Returns the words of a field that takes several, separated by commas."""
-  several = [value] if isinstance(value, str) else value or ()
+  several = [value] if isinstance(value, str | os.PathLike) else value or ()
   return tuple(word.strip() for text in several
                for word in os.fspath(text).split(',') if word.strip())
 

@@ -21,7 +21,8 @@ def read(words: Sequence[str], *, nested: bool = True
     whoever uses it says, nor for a pipe, which can be read once.
 
   Raises:
-    ValueError: if a name is empty, as of an unset variable, or a file no text.
+    ValueError: if a name is empty, as of an unset variable, or of a device, or
+      a file no text.
   """
   return _read(words, '', (), nested)
 
@@ -51,6 +52,8 @@ def _read(words: Sequence[str], place: str, outer: tuple[str, ...],
     lines: list[str] = []
     try:
       path = pathlib.Path(os.path.expanduser(name))
+      if path.is_char_device() and name != os.devnull:  # It may have no end.
+        raise ValueError(f'--flagfile={name} is no file.')
       with contextlib.suppress(OSError):
         lines = path.read_text('utf-8').splitlines() if path.is_file() else []
     except UnicodeDecodeError:

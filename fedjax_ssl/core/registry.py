@@ -66,8 +66,8 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
   try:
     knobs = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
   except (ValueError, TypeError, MemoryError, RecursionError):
-    raise ValueError(f'{form}; values must be literals, infinity is 1e999'
-                     ) from None
+    raise ValueError(f'{form}; values must be literals: words in quotes, as in '
+                     "server='fedprox', infinity is 1e999") from None
   return node.func.id, knobs
 
 

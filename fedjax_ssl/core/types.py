@@ -402,6 +402,11 @@ class Task:
     return self.model.apply(variables, self.preprocess(inputs))
 
   @property
+  def epochs_a_round(self) -> int:
+    """Returns the epochs of a round, which is one with `local_steps`."""
+    return 1 if self.local_steps else self.local_epochs
+
+  @property
   def unlabeled_width(self) -> int:
     """Returns how many unlabeled rows a batch has room for."""
     return self.unlabeled_batch or max(self.unlabeled_capacity, 1)

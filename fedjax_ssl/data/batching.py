@@ -211,8 +211,8 @@ def _streams(task: Task, shard: Shard, steps: jax.Array, key: jax.Array,
     size = task.unlabeled_width
     made = stream(shard.unlabeled, shard.num_unlabeled, size, keys[1])
     if not task.unlabeled_batch:
-      epochs = 1 if task.local_steps else task.local_epochs
-      made = made._replace(pieces=jnp.maximum(steps // epochs, 1), even=True)
+      pieces = jnp.maximum(steps // task.epochs_a_round, 1)
+      made = made._replace(pieces=pieces, even=True)
     out['unlabeled'] = made
   return out
 
@@ -263,6 +263,9 @@ def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
     return {name: jnp.zeros(s.rows.shape, jnp.int32)
             for name, s in parts.items()}
 
+  if pseudo_labels is not None:  # And one for the place of an empty table.
+    given = jnp.append(jnp.asarray(pseudo_labels), -1)
+
   def following(orders: dict[str, jax.Array], step: jax.Array) -> Any:
     made: dict[str, Batch | None] = {'labeled': None, 'unlabeled': None}
     used = jnp.float32(0)
@@ -274,8 +277,8 @@ def batches(task: Task, examples: Examples, shard: Shard, key: jax.Array,
           hidden=name == 'unlabeled')._replace(slots=places)
       used += mask.sum()
     if pseudo_labels is not None and made['unlabeled'] is not None:
-      given = jnp.asarray(pseudo_labels)[made['unlabeled'].slots]
-      made['unlabeled'] = made['unlabeled']._replace(labels=given)
+      made['unlabeled'] = made['unlabeled']._replace(
+          labels=given[made['unlabeled'].slots])
     share = (step + 1) / jnp.maximum(steps, 1)
     progress = None if task.schedule_rounds is None else jnp.minimum(
         (round_ + share) / task.schedule_rounds, 1)

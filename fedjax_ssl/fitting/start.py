@@ -118,8 +118,10 @@ def fit(method: str | Callable[..., Method] | None = None,
   if workdir is not None:
     given['workdir'] = workdir
   source = inputs.source(_dataset(stored) if dataset is None else dataset)
-  for place in checks.words(given.get(
-      'imports', stored['flags'].get('imports') if stored else ())):
+  named = given.get('imports', stored['flags'].get('imports') if stored else ())
+  if not isinstance(named, str | os.PathLike | Sequence | None):
+    raise FieldError('imports', named, 'must be names of files or modules.')
+  for place in checks.words(named):
     registry.import_place(place)
   found = _setting(setting, command.dealt_by(stored) if stored else '', source)
   inputs.check_free(given, source, begins=not stored)

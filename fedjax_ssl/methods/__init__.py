@@ -147,13 +147,17 @@ def make(text: str, task: Task, *,
 
   Raises:
     ValueError: for an unknown name or knob (the message lists the known ones),
-      or for an aggregator if the method has an aggregation of its own.
+      or for an aggregator if the method has an aggregation of its own, or the
+      task a rule already.
     TypeError: for anything but a text and a task, in this order.
   """
   if not isinstance(text, str) or not isinstance(task, Task):
     raise TypeError("make_method takes a name and a task, as in "
                     "make_method('fixmatch', make_task(spec)), not "
                     f'{type(text).__name__} and {type(task).__name__}.')
+  if aggregator is not None and task.aggregator is not None:
+    raise ValueError('this has a rule of its own in place of the mean; leave '
+                     'aggregator out.')
   if isinstance(aggregator, str):
     task = dataclasses.replace(task, aggregator=aggregators.make(aggregator))
   elif aggregator is not None:

@@ -277,7 +277,7 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
       _unlabeled_loss(task, s, payload.relation, client.round),
       task.optimizer(client.round), decay=s.decay,
       labeled_rate=jnp.where(client.round < s.warm, 1.0, s.labeled_rate),
-      labelings=1 if s.inert(task) else s.passes)
+      labelings=1 if s.inert(task) else s.passes, labeled_views=2)
   model, memory, metrics = mean_teacher.train(task, one, payload.model, client,
                                               key)
   sent_relation = metrics.pop('relation')

@@ -346,7 +346,8 @@ def newest(job: Job) -> tuple[int, Any]:
   """
   found = _restore(job, _checkpoints(job))
   if found is None:
-    raise FieldError('workdir', job.folder, 'holds no checkpoint to evaluate.')
+    raise FieldError('workdir', job.folder, 'holds no checkpoint that can be '
+                     'evaluated.')
   return found
 
 

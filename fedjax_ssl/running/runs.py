@@ -110,7 +110,8 @@ def prepared(setting: Setting, options: Config, origin: Mapping[str, Any],
     dealt: gives the data, the options as they decide them, each seed's deal.
   """
   workdir = pathlib.Path(options.workdir or '')
-  processes.once(lambda: check_read(setting, options))
+  if options.partition != 'natural':  # Else the data are asked first.
+    processes.once(lambda: check_read(setting, options))
   horizon = processes.once(lambda: job_lib.schedule_rounds(options))
   options = dataclasses.replace(options, schedule_rounds=horizon)
   # As lists where they come from another process.

@@ -163,5 +163,5 @@ def test_eval_only_without_a_checkpoint(finished, tmp_path):
   started = launcher.start(folder, *ARGS, '--eval_only')
   assert started.wait() == 2
   line, = started.output().splitlines()
-  assert 'no checkpoint to evaluate' in line and str(folder) in line
+  assert 'no checkpoint that can be evaluated' in line and str(folder) in line
   assert [p.name for p in folder.iterdir()] == ['config.json']

@@ -165,6 +165,16 @@ def test_an_empty_shard_makes_masked_batches():
   assert not pair.labeled.mask.any() and not pair.unlabeled.mask.any()
 
 
+def test_labels_for_a_table_without_columns():
+  federation, _ = toy.federation()
+  shard = shard_of(1)
+  shard = shard._replace(unlabeled=shard.unlabeled[:0])
+  made = batching.batches(toy.task(), federation.train, shard, KEY,
+                          pseudo_labels=jnp.zeros(0, jnp.int32))
+  _, pair, used = made.next(made.start(), jnp.int32(0))
+  assert float(used) == 3 and not pair.unlabeled.mask.any()
+
+
 def test_capacity_is_half_again_the_mean_width_or_the_widest():
   def width(labeled, unlabeled, **changes):
     return batching.unlabeled_capacity(labeled, unlabeled, labeled_batch=10,

@@ -12,6 +12,7 @@ import pytest
 
 from fedjax_ssl import aggregation, methods
 from fedjax_ssl.core import tree
+from fedjax_ssl.methods.parts import aggregators
 from tests import toy
 from tests.thorough import wider
 
@@ -62,6 +63,13 @@ def test_others_refuse_one(text):
   methods.make(text, task)
   with pytest.raises(ValueError, match='leave aggregator out'):
     methods.make(text, task, aggregator=nothing)
+
+
+def test_a_rule_of_the_method_is_not_named_another():
+  """Else a run would be called by the rule that --aggregator asks for."""
+  with pytest.raises(ValueError, match='rule of its own.*leave aggregator out'):
+    methods.make('fedavg', toy.task(aggregator=aggregators.make('median')),
+                 aggregator=nothing)
 
 
 def unreduced(stacked, weights):

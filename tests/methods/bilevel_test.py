@@ -273,6 +273,16 @@ def test_without_labels_f_reg_rests_and_without_images_both_do():
       before.model.params, after.model.params)) > 0
 
 
+def test_unknown_words_and_missing_labels_are_told():
+  model, views = blobs()
+  for changes, said in (({'which': 'fin'}, "Did you mean 'fine'"),
+                        ({'form': 'logit'}, "Did you mean 'logits'")):
+    with pytest.raises(ValueError, match=said):
+      run(model, views, **changes)
+  with pytest.raises(ValueError, match='no labeled rows'):
+    run(model, views._replace(labeled=None))
+
+
 def test_look_ahead_of_rate_zero_is_no_look_ahead():
   _, views = blobs()
   model = toy.task().model.init(KEY)

@@ -9,11 +9,13 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_ssl import losses, methods, sparse
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Batch, Cohort, Context, Update
+from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.methods.fedmatch import client, server, settings
 from fedjax_ssl.methods.fedmatch import losses as fm
 from tests import toy
@@ -253,6 +255,39 @@ def test_sparse_differs_from_dense_by_l1_alone():
         l2=.5, l1=l1, l2_reduction=reduction)) for l1 in (0.0, .25))
     np.testing.assert_allclose(dense, .5 * l2, rtol=1e-5)
     np.testing.assert_allclose(sparse_ - dense, .25 * norm, rtol=1e-4)
+
+
+@pytest.mark.parametrize('kind', ['labeled', 'unlabeled'])
+def test_a_part_without_rows_stays_under_weight_decay(kind):
+  sigma, psi, batch = parts()
+  optimizer = optax.chain(optax.add_decayed_weights(.1), optax.sgd(.1, .5))
+  pair = Pair(batch, batch, None)._replace(**{
+      kind: batch._replace(mask=jnp.zeros_like(batch.mask))})
+  now = fm.start(sigma, psi, {}, optimizer)
+  for _ in range(2):
+    now, _ = fm.step(task(), now, pair, KEY, optimizer=optimizer,
+                     weights=fm.Weights(num_helpers=0, threshold=0.0))
+  rests, moves = (now.sigma, sigma), (now.psi, psi)
+  if kind == 'unlabeled':
+    rests, moves = moves, rests
+  chex.assert_trees_all_equal(*rests)
+  assert tree.global_norm(tree.subtract(*moves)) > 0
+
+
+@pytest.mark.parametrize('consistency, forward, backward', [
+    (1.0, 2 + 2, 2), (0.0, 2 + 2, 1)])
+def test_a_weak_view_that_learns_from_helpers_is_derived(consistency, forward,
+                                                         backward):
+  sigma, psi, batch = parts()
+  other, optimizer = jnp.zeros((2, 5, toy.NUM_CLASSES)), optax.sgd(.1)
+  _, metrics = fm.step(
+      task(), fm.start(sigma, psi, {}, optimizer), Pair(None, batch, None), KEY,
+      optimizer=optimizer, weights=fm.Weights(
+          num_helpers=2, consistency=consistency),
+      panel=lambda inputs: other, present=jnp.ones(2))
+  rows = batch.mask.sum()
+  assert metrics['forward_passes'] == forward * rows
+  assert metrics['backward_passes'] == backward * rows
 
 
 def test_a_batch_of_no_rows_does_not_move_psi():

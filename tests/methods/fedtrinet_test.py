@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 from typing import Any
 
 import chex
@@ -14,8 +15,9 @@ import pytest
 
 from fedjax_ssl import methods
 from fedjax_ssl.core import tree
-from fedjax_ssl.core.types import Batch
+from fedjax_ssl.core.types import Batch, Client
 from fedjax_ssl.methods import fedtrinet
+from fedjax_ssl.methods.fedtrinet import method as fedtrinet_method
 from fedjax_ssl.methods.fedtrinet import shared_layers
 from tests import toy
 from tests.methods.averaging_test import one_round
@@ -97,6 +99,21 @@ def test_frozen_layers_rest_under_momentum_and_decay():
     now = optax.apply_updates(now, updates)
   chex.assert_trees_all_equal(now['Conv_0'], params['Conv_0'])
   assert np.all(now['Dense_0'] < 1)
+
+
+@pytest.mark.parametrize('frozen', [True, False])
+def test_statistics_of_frozen_layers_rest_too(frozen):
+  federation, _ = toy.federation()
+  task = toy.task('conv')
+  model = methods.make('fedavg', task).init(KEY, federation).server.model
+  s: Any = types.SimpleNamespace(num_shared=1, frozen=frozen)
+  client = Client(
+      jnp.int32(1), jax.tree.map(lambda x: x[1], federation.clients), (),
+      federation.train, federation.validation, jnp.int32(0), jnp.int32(0))
+  tuned, _ = jax.jit(lambda key: fedtrinet_method._tune(
+      task, s, model, client, key))(KEY)
+  gap = tree.subtract(tuned.stats['Norm_0'], model.stats['Norm_0'])
+  assert (tree.global_norm(gap) == 0) == frozen
 
 
 def test_a_run_of_the_first_phase_alone_is_fedavg_with_equal_weights():

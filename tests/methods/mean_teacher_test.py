@@ -15,7 +15,7 @@ from fedjax_ssl.methods import fedirm
 from fedjax_ssl.methods.parts import labeled_clients
 from tests import toy
 from tests.methods.rscfed_test import same, UNLABELED_CLIENT, updater
-from tests.methods.updates import lowered
+from tests.methods.updates import KNOWN, lowered, update
 from tests.thorough import wider
 
 KEY = toy.key(5)
@@ -221,6 +221,12 @@ def test_an_unlabeled_step_of_fedirm_against_numpy():
       flat(update.memory.teacher),
       0.75 * flat(teacher) + 0.25 * (start + step), atol=2e-6)
   assert update.memory.steps == 4 and not update.counts.any()
+
+
+def test_fedirm_trains_two_views_of_a_labeled_row():
+  found = update('fedirm', KNOWN).metrics
+  for name in ('forward_passes', 'backward_passes'):
+    assert found[name] == 2 * found['rows_used']
 
 
 def test_by_default_fedirm_weighs_its_two_terms_at_most_once():

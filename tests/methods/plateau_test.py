@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.core import tree
+from fedjax_ssl.core import optimizers, tree
+from fedjax_ssl.methods.parts import plateau
 from tests import toy
 from tests.thorough import wider
 
@@ -48,6 +49,18 @@ def test_a_rate_falls_for_whom_the_loss_does_not():
   first = tree.take(after.memory, 0)
   chex.assert_shape(method.local_predict(
       after.server, first, federation.test.inputs), (20, toy.NUM_CLASSES))
+
+
+@pytest.mark.parametrize('changes, waited', [
+    ({'local_epochs': 2}, 2), ({'local_epochs': 2, 'local_steps': 3}, 1)])
+def test_steps_in_place_of_epochs_count_as_one(changes, waited):
+  task = toy.task(**changes)
+  model = methods.make('fedavg', task).init(
+      KEY, toy.federation()[0]).server.model
+  rate = optimizers.plateau()._replace(best=jnp.float32(0))
+  found = plateau.after(task, rate, model, toy.federation()[0].validation,
+                        jnp.bool_(True))
+  assert found.waited == waited and found.factor == 1
 
 
 def test_the_server_has_a_rate_for_its_labels():

@@ -320,9 +320,12 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
   if data_dir is None:
     data_dir = os.environ.get(DATA_DIR) or None
   file = name.replace('/', '_') + '.npz'
+  near = checks.near(name, {
+      'digits', *DATASETS, *(in_folder(data_dir) if data_dir else ())})
+  absent = f'data set {name!r} not found{near and f" ({near.strip()})"}'
   if data_dir is None:
-    advice = (f'data set {name!r} not found: set --data_dir (or {DATA_DIR}) '
-              f'to a folder with {file}')
+    advice = (f'{absent}: set --data_dir (or {DATA_DIR}) to a folder with '
+              f'{file}')
   else:
     data_dir = os.path.expanduser(data_dir)
     path = pathlib.Path(data_dir) / file
@@ -341,7 +344,7 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
           os.path.expanduser(embeddings)))
     if folder.holds(path.parent / name):
       return folder.read(path.parent / name)
-    advice = f'data set {name!r} not found: there is no {path}'
+    advice = f'{absent}: there is no {path}'
   _refuse_path(name)
   if name in (ARRAYS, FEDERATION):
     raise DataNameError(

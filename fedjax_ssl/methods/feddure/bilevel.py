@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import tree
+from fedjax_ssl.core import checks, tree
 from fedjax_ssl.core.local_training import descend
 from fedjax_ssl.core.types import Batch, COUNTED, Metrics, PyTree, Variables
 from fedjax_ssl.methods.feddure import regulation
@@ -52,7 +52,16 @@ class Carry(NamedTuple):
 
 def start(model: Variables, coarse: PyTree, fine: PyTree, rules: Rules
           ) -> Carry:
-  """Makes a carry with fresh optimizers."""
+  """Makes a carry with fresh optimizers.
+
+  As in start(model, model.params, init_fine(key, num_classes), rules).
+
+  Args:
+    model: theta, with the running statistics.
+    coarse: phi, parameters of the same network; () without C-reg.
+    fine: w, see `regulation.init_fine`; () without F-reg.
+    rules: the optimizers.
+  """
   return Carry(model, coarse, fine, Rules(
       rules.local.init(model.params), rules.coarse.init(coarse),
       rules.fine.init(fine)))
@@ -108,9 +117,16 @@ def step(apply: Apply, carry: Carry, views: network.Views, *, rules: Rules,
     The carry, and metrics: `reward`, the d of C-reg, if there is one;
     `mask_rate`, the mean of m; `labeled_loss`, `unlabeled_loss`, and their sum
     `train_loss`, without the reward's part; and the passes through the network.
+    The first four are `Ratio`s, total over rows.
+
+  Raises:
+    ValueError: for an unknown `which` or `form`, or without labeled rows.
   """
   (weak, labeled, strong), model = views, carry.model
-  assert labeled is not None
+  checks.check('which', which, REGULATORS)
+  checks.check('form', form, regulation.FORMS)
+  if labeled is None:
+    raise ValueError('views have no labeled rows, which both regulators need.')
   dropping = () if key is None else (key,)
 
   def logits_of(params, rows):

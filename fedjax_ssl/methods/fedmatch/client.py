@@ -196,7 +196,7 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
             learner.sigma, sparse.cut(learner.psi, s.psi_threshold),
             learner.stats), client.validation)
       rate = optimizers.after_loss(
-          rate, loss, patience=s.patience, epochs=task.local_epochs)
+          rate, loss, patience=s.patience, epochs=task.epochs_a_round)
   size = sparse.size((payload.sigma, payload.stats))
   metrics |= {'cost_up': 100 * up / size, 'cost_down': 100 * down / size}
   after = Memory(rate, sent if s.copies else None,

@@ -193,7 +193,9 @@ def step(task: Task, learner: Learner, batch: Any, key: jax.Array, *,
          ) -> tuple[Learner, Metrics]:
   """Does a step on sigma with labeled rows, then one on psi with the others.
 
-  An undivided learner takes one step on psi with both losses.
+  A part that has no rows of its kind in the batch stays where it is, whatever
+  the optimizer's weight decay. An undivided learner takes one step on psi with
+  both losses.
 
   Args:
     task: see `labeled_loss`.
@@ -213,8 +215,10 @@ def step(task: Task, learner: Learner, batch: Any, key: jax.Array, *,
   """
   labeled_key, unlabeled_key = jax.random.split(key)
   helpers = 0 if present is None else present.sum()
+  # The weak view, which is labeled, learns from helpers too.
+  views = 2 if panel is not None and weights.consistency else 1
   metrics: Metrics = {'train_loss': jnp.float32(0),
-                      **batching.passes(batch, 1 + helpers)}
+                      **batching.passes(batch, 2 - views + helpers, views)}
 
   def known(part, other, stats):
     return labeled_loss(task, part, other, stats, batch.labeled, labeled_key,
@@ -239,14 +243,15 @@ def step(task: Task, learner: Learner, batch: Any, key: jax.Array, *,
       return known(sigma, learner.psi, learner.stats)
     sigma, opt, loss, stats, more = _move(
         on_sigma, learner.sigma, learner.sigma_opt, optimizer,
-        jnp.asarray(factor))
+        factor * (batch.labeled.mask.sum() > 0))
     learner = learner._replace(sigma=sigma, sigma_opt=opt, stats=stats)
     metrics |= {**more, 'train_loss': metrics['train_loss'] + loss}
   if batch.unlabeled is not None:
     def on_psi(psi):
       return unknown(psi, learner.stats)
     psi, opt, loss, stats, more = _move(
-        on_psi, learner.psi, learner.psi_opt, optimizer, jnp.asarray(factor))
+        on_psi, learner.psi, learner.psi_opt, optimizer,
+        factor * (batch.unlabeled.mask.sum() > 0))
     learner = learner._replace(psi=psi, psi_opt=opt, stats=stats)
     metrics |= {**more, 'train_loss': metrics['train_loss'] + loss}
   return learner, metrics

@@ -150,7 +150,10 @@ def aggregate(task: Task, s: Settings, server: Server, updates: Update,
               ) -> tuple[Server, Metrics]:
   """Averages both parts by equation 4, or evenly; then renews the helpers.
 
-  The record stays as it is if nobody took part. Reports `psi_density`.
+  A client without labels counts for sigma, and one with labels alone for psi,
+  as if they had trained it and it had not moved: the paper, whose clients hold
+  rows of both kinds, does not say. The record stays as it is if nobody took
+  part. Reports `psi_density`.
   """
   del key
   message = tree.take(updates.message, 0)

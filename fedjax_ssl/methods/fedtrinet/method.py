@@ -370,14 +370,16 @@ def _label_rows(task: Task, s: _Settings, models: Sequence[Variables],
 def _tune(task: Task, s: _Settings, model: Variables, client: Client,
           key: jax.Array) -> tuple[Variables, Metrics]:
   """Tunes the third network on labels, for the task's epochs."""
+  shared = shared_layers.shared_layers(model.params, s.num_shared)
   def frozen(round_: Number) -> optax.GradientTransformation:
-    return shared_layers.freeze(
-        task.optimizer(round_), model.params,
-        shared_layers.shared_layers(model.params, s.num_shared))
+    return shared_layers.freeze(task.optimizer(round_), model.params, shared)
   tuned, metrics, _ = averaging.train_locally(
       dataclasses.replace(task, optimizer=frozen) if s.frozen else task,
       _supervised(task), model, client.train, client.shard, client.round, key,
       'labeled')
+  if s.frozen:
+    tuned = tuned._replace(stats=shared_layers.combine(
+        model.stats, tuned.stats, shared))
   return tuned, metrics
 
 

@@ -46,7 +46,10 @@ def combine(first: PyTree, later: PyTree, shared: tuple[str, ...]) -> PyTree:
 
 def freeze(optimizer: optax.GradientTransformation, params: PyTree,
             shared: tuple[str, ...]) -> optax.GradientTransformation:
-  """Wraps an optimizer so that it leaves the `shared` layers as they are."""
+  """Wraps an optimizer so that it leaves the `shared` layers as they are.
+
+  Their normalization statistics are no optimizer's; see `combine`.
+  """
   mask = {k: jax.tree.map(lambda _, k=k: k in shared, v)
           for k, v in params.items()}
   return optax.chain(optimizer, optax.masked(optax.set_to_zero(), mask))

@@ -104,7 +104,8 @@ def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
          optimizer: optax.GradientTransformation, *, decay: float = 0.999,
          clip_norm: float = float('inf'), labeled_rate: Number = 1.0,
          unlabeled_rate: Number = 1.0, teacher_stats: str = 'first',
-         labelings: int = 1) -> local_training.Step:
+         labelings: int = 1, labeled_views: int = 1
+         ) -> local_training.Step:
   """Makes an optimizer step on the kinds of rows that the batch holds.
 
   Labeled and unlabeled rows go through the network separately; the gradients
@@ -123,8 +124,9 @@ def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
     unlabeled_rate: factor on the step of a client without.
     teacher_stats: normalization statistics of the teacher: 'first', those it
       was made with, or 'student', those of the student after each step.
-    labelings: forward passes of an unlabeled row that only label it, which are
-      counted in the metrics.
+    labelings: forward passes of an unlabeled row that only label it; like the
+      next they are counted in the metrics.
+    labeled_views: passes of a labeled row that train.
 
   Returns:
     (learner, pair, key) -> (learner, metrics), metrics with `train_loss`.
@@ -153,7 +155,8 @@ def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
           teacher_stats), teacher)
     return Learner(
         student, teacher, opt_state, learner.steps + other.astype(jnp.int32)
-    ), {'train_loss': loss + more, **batching.passes(batch, labelings),
+    ), {'train_loss': loss + more, **batching.passes(
+        batch, labelings, labeled_views=labeled_views),
         **metrics, **metrics_u}
   return one
 

@@ -132,11 +132,12 @@ def after(task: Task, rate: optimizers.Plateau, model: Variables,
     examples: validation rows.
     trained: bool[], whether it trained in the round; if not, the round does
       not count as one without a lower loss.
-    patience: epochs without a lower loss after which the rate falls.
+    patience: epochs without a lower loss after which the rate falls; with
+      `local_steps` a round counts as one.
 
   Returns:
     The rate for the next round.
   """
   _, loss = judge(task, model, examples)
   return tree.where(trained, optimizers.after_loss(
-      rate, loss, patience=patience, epochs=task.local_epochs), rate)
+      rate, loss, patience=patience, epochs=task.epochs_a_round), rate)

@@ -203,8 +203,9 @@ class Checkpoints:
         # One that is being removed looks damaged.
         if not any(newer > round_ for newer in {*self.rounds()} - tried) and (
             step.exists()):
-          logging.warning('Checkpoint %s is damaged (%s); using the one before '
-                          'it.', step, error)
+          logging.warning(
+              'Checkpoint %s is damaged (%s)%s.', step, error,
+              '; using the one before it' if {*self.rounds()} - tried else '')
     if tried:
       logging.warning('No checkpoint in %s can be read.', self._directory)
     return None
