@@ -126,7 +126,8 @@ class Progress:
     self.close()
 
   def _tail(self) -> str:
-    parts = ['compiled' if self._rate is None else f'{self._rate:.3g} s/round']
+    parts = [f'compiled in {durations.text(self._compiled())}'
+             if self._rate is None else f'{self._rate:.3g} s/round']
     if self._rate is not None:
       left = max(self._total - self._round, 0)
       parts.append(f'{durations.text(self._rate * left)} left')
