@@ -24,6 +24,7 @@ _COMMANDS = {
     'results': ('results', 'makes one table of runs, to be stored'),
     'tables': ('tables', "lists, prints, writes and runs the papers' tables"),
     'list': ('catalog', 'lists methods, models, data sets, views, settings'),
+    'resize-images': ('resize_images', 'brings a folder of images to one size'),
     'embed-texts': ('embed_texts', 'precomputes vectors of texts by a BERT'),
 }
 # Those that train or evaluate in this process.

@@ -347,7 +347,8 @@ def _chosen(groups: Mapping[str, Group], group: str | None, name: str | None
     if group not in _PLACED:
       known = name is not None and group in groups
       said = (f'{group} take no code of your own; give' if known else
-              f'{name or group} needs its kind before it,')
+              f'{name or group} needs its kind before it, as in `fedjax-ssl '
+              f'list methods {name or group}`,')
       raise ValueError(f'{said} one of {", ".join(_PLACED)}.')
     function = registry.find(
         _PLACED[group], f'{placed.place}:{placed.name}', group)

@@ -144,7 +144,7 @@ def _strange(place: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize('change, words', [
-    (_small, '9.png has 3 x 5 pixels, and others 4 x 5; bring'),
+    (_small, '9.png has 3 x 5 pixels, and others 4 x 5; `fedjax-ssl resize-'),
     (_second, 'two folders to validate on'),
     (_none_to_test, 'no image in test/; it has a folder for each class'),
     (_none_to_validate, 'no image in val/; it has a folder for each'),

@@ -69,12 +69,13 @@ def read(path: pathlib.Path) -> files.Source:
     images, labels = parts.setdefault(part, ([], []))
     folders[part] = folder.name
     for file in _files(folder, part):
-      image = _image(file)
-      shape = shape or image.shape[:2]
-      if image.shape[:2] != shape:
-        raise DataError(f'{file} has {_size(image.shape)} pixels, and others '
-                        f'{_size(shape)}; bring all to one size')
-      images.append(image)
+      pixels = read_image(file)
+      shape = shape or pixels.shape[:2]
+      if pixels.shape[:2] != shape:
+        raise DataError(f'{file} has {_size(pixels.shape)} pixels, and others '
+                        f'{_size(shape)}; `fedjax-ssl resize-images` brings '
+                        'all to one size')
+      images.append(pixels)
       if part == 'train':
         trained.append(file.relative_to(path).as_posix())
       labels.append(names_lib.NONE if (
@@ -156,10 +157,15 @@ def _files(folder: pathlib.Path, part: str) -> Iterator[pathlib.Path]:
       raise DataError(f'{one} holds no image to train on; add some, or remove '
                       'the class')
     for file in held:
-      if file.suffix.lower() not in _ENDINGS:
-        raise DataError(f'{file} is no image; allowed are '
+      if not is_image(file):
+        raise DataError(f'{file} is no image; take it out. Images end with '
                         f'{", ".join(sorted(_ENDINGS))}')
       yield file
+
+
+def is_image(file: pathlib.Path) -> bool:
+  """Returns whether a file is an image by its name, and not a hidden one."""
+  return file.suffix.lower() in _ENDINGS and not file.name.startswith('.')
 
 
 def _within(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -171,16 +177,20 @@ def _within(folder: pathlib.Path) -> list[pathlib.Path]:
     raise DataError(f'{folder} cannot be read: {error.strerror}') from None
 
 
-def _image(file: pathlib.Path) -> np.ndarray:
-  """Reads an image: uint8[H, W] if it is gray, else uint8[H, W, 3]."""
+def read_image(file: pathlib.Path) -> np.ndarray:
+  """Reads an image: uint8[H, W] if it is gray, else uint8[H, W, 3].
+
+  Raises:
+    DataError: if it cannot be read, or has pixels of 32 bits.
+  """
   from PIL import Image
   try:
-    with Image.open(file) as image:
-      if image.mode in _TOO_DEEP:
+    with Image.open(file) as found:
+      if found.mode in _TOO_DEEP:
         raise DataError(f'{file} has pixels of 32 bits; save it with 8')
-      if image.mode.startswith(_DEEP):
-        return (np.asarray(image) >> 8).astype(np.uint8)
-      return np.asarray(image.convert('L' if image.mode in _GRAY else 'RGB'))
+      if found.mode.startswith(_DEEP):
+        return (np.asarray(found) >> 8).astype(np.uint8)
+      return np.asarray(found.convert('L' if found.mode in _GRAY else 'RGB'))
   except DataError:
     raise
   except (OSError, ValueError, SyntaxError,

@@ -1,0 +1,112 @@
+"""Brings a folder of images to one size, as training on them needs.
+
+fedjax-ssl resize-images --images=DIR/NAME --size=32 --out=DIR/NAME32
+
+Each image's largest square around its middle is scaled to size x size pixels
+and written without loss, as PNG, whatever its name ends with: names stay, so
+that a clients.csv still fits. It and all else is copied.
+"""
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from concurrent import futures
+import os
+import pathlib
+import shutil
+import tempfile
+
+from fedjax_ssl.cli import arguments
+from fedjax_ssl.data.datasets import folder
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+  parser = arguments.Parser('resize-images', __doc__)
+  parser.add_argument('--images', type=pathlib.Path, required=True,
+                      help='folder with train/CLASS/ and test/CLASS/')
+  parser.add_argument('--size', type=int, required=True,
+                      help='pixels of a side, at least 1')
+  parser.add_argument('--out', type=pathlib.Path, required=True,
+                      help='the folder to make')
+  found = parser.parse_args(argv)
+  if not found.images.is_dir():
+    parser.error(f'--images={found.images} is no folder')
+  if found.size < 1:
+    parser.error(f'--size={found.size} must be at least 1')
+  if found.out.exists() or not found.out.absolute().parent.is_dir():
+    parser.error(f'--out={found.out} must be new, in a folder that exists')
+  if found.images.resolve() in found.out.resolve().parents:
+    parser.error(f'--out={found.out} must not lie in --images')
+  return found
+
+
+def resized(file: pathlib.Path, target: pathlib.Path, size: int) -> None:
+  """Writes an image of size x size pixels.
+
+  Args:
+    file: the image.
+    target: where, as PNG; a file there is replaced.
+    size: pixels of a side.
+
+  Raises:
+    DataError: if the file is no image that a folder of images may hold.
+  """
+  from PIL import Image
+  pixels = folder.read_image(file)
+  height, width = pixels.shape[:2]
+  side = min(height, width)
+  top, left = (height - side) // 2, (width - side) // 2
+  Image.fromarray(pixels[top:top + side, left:left + side]).resize(
+      (size, size), Image.Resampling.LANCZOS).save(target, format='PNG')
+
+
+def resize(images: pathlib.Path, out: pathlib.Path, size: int) -> int:
+  """Copies a folder with all its images in one size.
+
+  Args:
+    images: the folder.
+    out: the new one; it is there whole, or not at all.
+    size: pixels of a side.
+
+  Returns:
+    How many images there are.
+
+  Raises:
+    DataError: see `resized`.
+    OSError: if something cannot be read or written.
+  """
+  made = pathlib.Path(tempfile.mkdtemp(prefix=f'.{out.name}.',
+                                       dir=out.absolute().parent))
+  try:
+    pairs = []
+    for place, _, names in os.walk(images, followlinks=True):
+      target = made / os.path.relpath(place, images)
+      target.mkdir(exist_ok=True)
+      pairs += [(pathlib.Path(place, name), target / name) for name in names]
+    are = sorted(pair for pair in pairs if folder.is_image(pair[0]))
+    for file, target in {*pairs} - {*are}:
+      shutil.copyfile(file, target)
+    with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+      for _ in pool.map(lambda pair: resized(pair[0], pair[1], size), are):
+        pass  # An error is raised here, the first of them.
+    made.chmod(0o777 & ~_umask())
+    made.rename(out)
+  finally:
+    shutil.rmtree(made, ignore_errors=True)
+  return len(are)
+
+
+def _umask() -> int:
+  """Returns the process's mask, which can only be read by setting it."""
+  mask = os.umask(0)
+  os.umask(mask)
+  return mask
+
+
+@arguments.refusing
+def main(argv: Sequence[str]) -> int:
+  """Writes the new folder; returns the exit code."""
+  asked = _arguments(argv)
+  count = resize(asked.images, asked.out, asked.size)
+  print(f'{asked.out}: {count} images of {asked.size} x {asked.size} pixels')
+  return 0
