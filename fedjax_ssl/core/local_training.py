@@ -135,7 +135,7 @@ def checked(loss_fn: LossFn) -> LossFn:
   """Makes a loss check what it returns, when it is traced.
 
   The loss raises ValueError if it does not return its value and an `Aux`, or if
-  the value or a metric is not one number.
+  the value or a metric is not one real number.
   """
   def call(*args: Any) -> tuple[jax.Array, Aux]:
     found = loss_fn(*args)
@@ -154,8 +154,22 @@ def checked(loss_fn: LossFn) -> LossFn:
         if jnp.shape(leaf):
           raise ValueError(f'its {name} has the shape {list(jnp.shape(leaf))}; '
                            'allowed is one number, as the mean over rows.')
+        if not _is_real(leaf, whole=name != 'loss'):
+          raise ValueError(f'its {name} is of type '
+                           f'{getattr(leaf, "dtype", type(leaf).__name__)}; '
+                           'allowed is a float.')
     return found
   return call
+
+
+def _is_real(number: Any, *, whole: bool) -> bool:
+  """Returns whether something is a real number, or a `whole` one or a bool."""
+  try:
+    kind = jnp.result_type(number)
+  except TypeError:
+    return False
+  return jnp.issubdtype(kind, jnp.floating) or (
+      whole and (kind == jnp.bool_ or jnp.issubdtype(kind, jnp.integer)))
 
 
 def gradient_step(loss_fn: LossFn, optimizer: optax.GradientTransformation,
