@@ -99,7 +99,8 @@ class Run(NamedTuple):
     round: rounds done.
     facts: those of its `config.json`, `task` and `choices` among them.
     class_names: of the columns of `predict`; () where classes are numbers.
-    vocabulary: tokens of words, if the run's data are texts.
+    vocabulary: tokens of words; None if the data are no texts, or vectors of
+      them, or the run is of a version that did not keep it.
   """
 
   spec: task_lib.TaskSpec
@@ -109,7 +110,7 @@ class Run(NamedTuple):
   round: int
   facts: Mapping[str, Any]
   class_names: tuple[str, ...] = ()
-  vocabulary: Mapping[str, int] = {}
+  vocabulary: Mapping[str, int] | None = None
 
   @property
   def state(self) -> State:
@@ -155,8 +156,8 @@ class Run(NamedTuple):
       float32[B, C].
 
     Raises:
-      ValueError: if the inputs have another shape or dtype, or the run has no
-        such seed.
+      ValueError: if the inputs have another shape or dtype, or are texts and
+        the run keeps no words, or it has no such seed.
     """
     self.check_seed(seed)
     state = self.state if seed is None else self.states[seed]
@@ -184,15 +185,17 @@ class Run(NamedTuple):
 
   def _encoded(self, inputs: Any) -> Any:
     """Returns tokens of texts, and all else as it is."""
+    if len(self.spec.input_shape) != 1:
+      return inputs
     if isinstance(inputs, str):
       raise ValueError(f'inputs must be a list of texts, [{inputs[:40]!r}].')
     texts = tokens.as_texts('inputs', inputs)
     if texts is None:
-      return inputs
-    if not self.vocabulary:
-      raise ValueError('inputs are texts, and the run keeps no words' + (
-          "; a Dataset's `encode` makes tokens of them."
-          if len(self.spec.input_shape) == 1 else '.'))
+      return inputs if np.size(inputs) else np.zeros(
+          (0, *self.spec.input_shape), np.int32)
+    if self.vocabulary is None:
+      raise ValueError("inputs are texts, and the run keeps no words; a "
+                       "Dataset's `encode` makes tokens of them.")
     return tokens.encode(texts, self.vocabulary)
 
   def save(self, path: str | os.PathLike[str], seed: int | None = None) -> None:
@@ -212,8 +215,8 @@ class Run(NamedTuple):
     about = {'task': {**self.facts['task'], 'seeds': [seed]},
              'choices': self.facts.get('choices', {}), 'round': self.round,
              **({'class_names': names} if (names := self.class_names) else {}),
-             **({'vocabulary': [*sorted(known, key=known.__getitem__)]}
-                if (known := self.vocabulary) else {})}
+             **({} if self.vocabulary is None else
+                {'vocabulary': tokens.listed(self.vocabulary)})}
     arrays: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in _named(
         self.states[seed].server)}
     whole = io.BytesIO()
@@ -322,7 +325,7 @@ def _rebuilt(where: str | os.PathLike[str], facts: Mapping[str, Any]
 
 def make(spec: task_lib.TaskSpec, task: Task, method: Method,
          states: dict[int, State], round_: int, facts: Mapping[str, Any],
-         vocabulary: Mapping[str, int]) -> Run:
+         vocabulary: Mapping[str, int] | None) -> Run:
   """Makes a run of these parts; its method predicts in batches."""
   if (model := method.predict) is not None:
     # As evaluation does, so that large inputs fit.
@@ -384,4 +387,5 @@ def _load_file(path: str | os.PathLike[str]) -> Run:
       jnp.asarray(arrays[name]) for name, _ in wanted])
   state = State(server, (), jnp.int32(round_))
   return make(spec, task, method, {facts['task']['seeds'][0]: state}, round_,
-              facts, tokens.numbered(facts.get('vocabulary', ())))
+              facts, tokens.numbered(facts['vocabulary'])
+              if 'vocabulary' in facts else None)

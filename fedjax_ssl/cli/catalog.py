@@ -370,24 +370,22 @@ def _chosen(groups: Mapping[str, Group], group: str | None, name: str | None
     listed = names if group in groups else [*among]
     what = f'{group} has no {wanted!r}' if group in groups else (
         f'{wanted!r} is no group and no entry of any')
+    flags = () if group in groups else map(checks.flag, config.OPTIONS)
     raise ValueError(
-        f'{what}.{checks.near(str(wanted), {*names, *listed})} There are: '
-        f'{", ".join(listed)}.')
+        f'{what}.{checks.near(str(wanted), {*names, *listed, *flags})} There '
+        f'are: {", ".join(listed)}.')
   return found
 
 
 def _explained(word: str, groups: Mapping[str, Group]) -> str:
   """Says what a flag does, and which entries have a knob of this name.
 
-  Returns '' if it is neither, or the name of a group or an entry.
+  Returns '' if it is neither.
   """
-  if word in groups or any(e.name == word for group in groups.values()
-                           for e in group.entries):
-    return ''
   lines = []
   for option in config.OPTIONS.values():
     if checks.flag(option.name) == word:
-      default = '' if option.default is None else (
+      default = '' if option.default in (None, ()) else (
           f' By default {option.default}, or as the setting says.')
       lines.append(f'The flag --{word}: {option.help}{default}')
   for kind, group in groups.items():
@@ -413,11 +411,15 @@ def main(argv: Sequence[str]) -> int:
     for line in known.load_entry_points():
       print(f'left out: {line}', file=sys.stderr)
   groups = catalog()
-  if args.group and not args.name and not args.json and (
-      text := _explained(args.group, groups)):
+  text = '' if args.name or args.json or args.group in (None, *groups) else (
+      _explained(args.group, groups))
+  try:
+    groups = _chosen(groups, args.group, args.name)
+  except ValueError:
+    if not text:
+      raise
     printing.say(text)
     return 0
-  groups = _chosen(groups, args.group, args.name)
   # `_chosen` takes a first word that is no group for an entry.
   one = args.name is not None or args.group not in (None, *groups)
   whole = one and all(len(group.entries) == 1 for group in groups.values())
@@ -429,7 +431,8 @@ def main(argv: Sequence[str]) -> int:
         for name, group in groups.items()}, indent=1))
   elif one or args.all:
     printing.say('\n'.join(show(*item, whole=whole)
-                           for item in groups.items()), end='')
+                           for item in groups.items()) + (text and f'\n{text}\n'
+                                                          ), end='')
   else:
     printing.say('\n'.join(brief(*item) for item in groups.items())
                  + '\n`fedjax-ssl list NAME` shows the options and sources of '

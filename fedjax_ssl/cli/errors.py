@@ -78,8 +78,6 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
               f'{cause.strerror or cause}.')
   elif isinstance(error, config.FieldError):
     text = error.text('--')
-    if re.search(r" '\w+' is unknown\. Allowed", text):  # No slip of a name.
-      text += ' Your own is FILE.py:NAME, or --import=FILE.py brings it.'
     if error.field == 'method' and given.get('profile') is not None:
       text = text.replace(
           f'--method={error.value}',

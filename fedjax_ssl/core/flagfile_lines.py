@@ -21,8 +21,8 @@ def read(words: Sequence[str], *, nested: bool = True
     whoever uses it says, nor for a pipe, which can be read once.
 
   Raises:
-    ValueError: if a name is empty, as of an unset variable, or of a device, or
-      a file no text.
+    ValueError: if a name is empty, as of an unset variable, or is that of a
+      device, which may have no end, or if a file is no text.
   """
   return _read(words, '', (), nested)
 
@@ -51,14 +51,15 @@ def _read(words: Sequence[str], place: str, outer: tuple[str, ...],
       continue
     lines: list[str] = []
     try:
-      path = pathlib.Path(os.path.expanduser(name))
-      if path.is_char_device() and name != os.devnull:  # It may have no end.
-        raise ValueError(f'--flagfile={name} is no file.')
+      path, endless = pathlib.Path(os.path.expanduser(name)), False
       with contextlib.suppress(OSError):
+        endless = path.is_char_device() and name != os.devnull
         lines = path.read_text('utf-8').splitlines() if path.is_file() else []
     except UnicodeDecodeError:
       raise ValueError(f'--flagfile={name} cannot be read: it is no text.'
                        ) from None
+    if endless:
+      raise ValueError(f'--flagfile={name} is a device; name a file.')
     if lines and lines[0].startswith('\ufeff'):  # absl reads it as letters.
       raise ValueError(f'--flagfile={name} begins with a byte order mark; save '
                        'it without one.')

@@ -97,7 +97,8 @@ def names_in(path: str) -> list[str]:
 
   There are none if it cannot be read.
   """
-  with contextlib.suppress(OSError, SyntaxError, ValueError):
+  with contextlib.suppress(OSError, SyntaxError, ValueError, MemoryError,
+                           RecursionError):
     source = pathlib.Path(os.path.expanduser(path)).read_bytes()
     return [node.name for node in ast.parse(source).body
             if isinstance(node, (ast.FunctionDef, ast.ClassDef))

@@ -281,7 +281,11 @@ def find(known: Mapping[str, T], name: str, kind: str = '') -> T:
   kind = kind or getattr(known, 'kind', 'name')
   points = known.entry_points() if isinstance(known, Registry) else {}
   if name not in points:
-    checks.check(kind, name, {*known, *points})
+    names = {*known, *points}
+    # A slip, or what is registered elsewhere.
+    own = ('' if checks.near(name, names) else
+           ' One of your own is FILE.py:NAME.')
+    raise ValueError(f'{kind} {name!r} is {checks.unknown(name, names)}{own}')
   assert isinstance(known, Registry)
   point = points[name]
   package = point.dist.name if point.dist else 'an installed package'

@@ -144,7 +144,7 @@ class Run:
     self.class_metrics = columns.lists(rows)
     self._finished = finished.make(
         job.spec, task_lib.make_task(job.spec), job.method, self.states,
-        self.round, job.facts, job.vocabulary or {})
+        self.round, job.facts, job.vocabulary)
 
   @property
   def _model(self) -> finished.Run:

@@ -119,7 +119,8 @@ def fit(method: str | Callable[..., Method] | None = None,
     given['workdir'] = workdir
   source = inputs.source(_dataset(stored) if dataset is None else dataset)
   named = given.get('imports', stored['flags'].get('imports') if stored else ())
-  if not isinstance(named, str | os.PathLike | Sequence | None):
+  several = named if isinstance(named, list | tuple) else [named or '']
+  if not all(isinstance(one, str | os.PathLike) for one in several):
     raise FieldError('imports', named, 'must be names of files or modules.')
   for place in checks.words(named):
     registry.import_place(place)

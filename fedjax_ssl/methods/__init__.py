@@ -156,8 +156,10 @@ def make(text: str, task: Task, *,
                     "make_method('fixmatch', make_task(spec)), not "
                     f'{type(text).__name__} and {type(task).__name__}.')
   if aggregator is not None and task.aggregator is not None:
-    raise ValueError('this has a rule of its own in place of the mean; leave '
-                     'aggregator out.')
+    # Of a stored run it is known only now that the method's own one is used.
+    checks.refuse_idle(ValueError(
+        'it brings a rule in place of the mean, and the task has one already; '
+        'leave aggregator out.'))
   if isinstance(aggregator, str):
     task = dataclasses.replace(task, aggregator=aggregators.make(aggregator))
   elif aggregator is not None:

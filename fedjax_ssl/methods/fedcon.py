@@ -361,9 +361,9 @@ def _client_update(task: Task, s: _Settings, streams: str,
   backbone = _mine(task, s, received)
   made = batching.batches(task, client.train, client.shard, order_key, streams,
                           client.round)
-  epochs = 1 if task.local_steps else task.local_epochs
-  lars = _lars(s, restarted(s.contrast_rate, made.num_steps // epochs)
-               if s.restarts else s.contrast_rate)
+  lars = _lars(s, restarted(
+      s.contrast_rate, made.num_steps // task.epochs_a_round
+  ) if s.restarts else s.contrast_rate)
   optimizer = task.optimizer(client.round)
   states = (optimizer.init(received.params) if s.at_clients else (),
             lars.init((backbone, memory.projector.params)))

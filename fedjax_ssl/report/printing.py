@@ -29,5 +29,7 @@ def say(text: str, end: str = '\n', stream: TextIO | None = None) -> None:
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
   except OSError as error:
+    if error.errno is None:
+      raise
     raise OSError(error.errno, error.strerror,
                   getattr(stream, 'name', 'the output')) from error

@@ -56,6 +56,10 @@ def _check_folder(job: Job) -> None:
       facts=job.facts)
   def look() -> None:
     _check_length(job, workdir_lib.read_config(job.folder)['flags'])
+    words = tokens.load(job.folder)
+    if words is not None and job.vocabulary not in (None, words):
+      raise ValueError(f'{job.folder / tokens.FILE} has other words than the '
+                       'texts now. Bring the old texts back.')
     for seed, partition in zip(job.seeds, job.partitions, strict=True):
       file = _partition_file(job.folder, seed)
       if file.exists() and data.partition_hash(partition) != _hash_of(
@@ -110,7 +114,7 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
   def describe() -> None:
     command.write(place.path)
     own_code.keep(place.path, vars(job.options))
-    if job.vocabulary is not None:
+    if job.vocabulary is not None and tokens.load(place.path) is None:
       tokens.save(place.path, job.vocabulary)
     for seed, partition in zip(job.seeds, job.partitions, strict=True):
       file = _partition_file(place.path, seed)

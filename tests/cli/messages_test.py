@@ -21,7 +21,9 @@ LINES = {
     'knob_name': (['--method=fixmatch(treshold=.8)'],
                   ['--method=fixmatch(treshold=.8): ', "mean 'threshold'"]),
     'own_name': (['--method=mine'], [
-        "'mine' is unknown. Allowed", 'is FILE.py:NAME, or --import=FILE.py']),
+        "'mine' is unknown. Allowed", 'One of your own is FILE.py:NAME.']),
+    'knob_value_far': (["--method=uda(tsa='zzzzz')"], [
+        "tsa 'zzzzz' is unknown. Allowed: exp, linear, log, none."]),
     'knob_as_flag': (['--method=fixmatch(mu=.5)', '--threshold=0.8'],
                      ['--threshold=0.8', '"fixmatch(mu=0.5, threshold=0.8)"']),
     'knob_as_flag_without': (['--threshold=0.8'],
@@ -221,6 +223,12 @@ def test_a_wrong_value_is_where_it_is(refuse, tmp_path):
   assert refuse(f'--flagfile={file}') == f'{line} (at {file}:2)'
   file.write_text('--num_rounds=2\n')
   assert refuse(f'--flagfile={file}', '--num_rounds=two') == line
+
+
+def test_a_device_is_no_flagfile(refuse):
+  assert refuse('--flagfile=/dev/zero') == (
+      'error: --flagfile=/dev/zero is a device; name a file.')
+  assert '--flagfile=' + 'x' * 300 in refuse('--flagfile=' + 'x' * 300)
 
 
 def test_a_file_alone_names_no_method(refuse, tmp_path):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,27 @@ def test_a_run_without_words_says_so(trained, tmp_path):
       60, 2)
 
 
+def test_no_texts_have_no_logits(trained):
+  assert trained.predict([]).shape == (0, 2)
+
+
+def test_other_words_are_no_continuation(trained, tmp_path):
+  folder = tmp_path / 'run'
+  shutil.copytree(trained.workdir, folder)
+  renamed = [text.replace('great', 'grand') for text in TEXTS]
+  options = {**SMALL, 'rounds': 3, 'schedule_rounds': 2}
+  with pytest.raises(ValueError, match='vocabulary.txt has other words'):
+    fedjax_ssl.fit('fedavg', (renamed, LABELS, renamed, LABELS), **options,
+                   workdir=folder)
+  # A run of a version that kept none gets it as it goes on.
+  kept = (folder / 'vocabulary.txt').read_bytes()
+  (folder / 'vocabulary.txt').unlink()
+  assert fedjax_ssl.load(folder).vocabulary is None
+  fedjax_ssl.fit('fedavg', (TEXTS, LABELS, TEXTS, LABELS), **options,
+                 workdir=folder)
+  assert (folder / 'vocabulary.txt').read_bytes() == kept
+
+
 @pytest.mark.parametrize('inputs, words', [
     ('great', r"a list of texts, \['great'\]"),
     (['great', 1], 'row 1 of inputs is no text but 1'),
@@ -90,5 +112,5 @@ def test_texts_in_a_file_of_arrays(tmp_path):
   np.testing.assert_array_equal(
       found.test.inputs, tokens.encode(TEXTS[:10], tokens.vocabulary(TEXTS)))
   np.testing.assert_array_equal(found.encode(TEXTS), found.train.inputs)
-  with pytest.raises(ValueError, match='embeddings=v.npz: they go with'):
+  with pytest.raises(ValueError, match='embeddings=v.npz: they go with texts'):
     fedjax_ssl.data.load('few', tmp_path, embeddings='v.npz')

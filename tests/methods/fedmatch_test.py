@@ -261,13 +261,15 @@ def test_sparse_differs_from_dense_by_l1_alone():
 def test_a_part_without_rows_stays_under_weight_decay(kind):
   sigma, psi, batch = parts()
   optimizer = optax.chain(optax.add_decayed_weights(.1), optax.sgd(.1, .5))
+  # With momentum, so that an optimizer that did not rest would be seen.
   pair = Pair(batch, batch, None)._replace(**{
       kind: batch._replace(mask=jnp.zeros_like(batch.mask))})
   now = fm.start(sigma, psi, {}, optimizer)
   for _ in range(2):
     now, _ = fm.step(task(), now, pair, KEY, optimizer=optimizer,
                      weights=fm.Weights(num_helpers=0, threshold=0.0))
-  rests, moves = (now.sigma, sigma), (now.psi, psi)
+  rests, moves = (((now.sigma, now.sigma_opt), (sigma, optimizer.init(sigma))),
+                  ((now.psi, now.psi_opt), (psi, optimizer.init(psi))))
   if kind == 'unlabeled':
     rests, moves = moves, rests
   chex.assert_trees_all_equal(*rests)

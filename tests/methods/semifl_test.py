@@ -227,6 +227,15 @@ def test_statistics_have_no_norm_to_limit(measure):
   chex.assert_trees_all_equal(*found)
 
 
+def test_without_statistics_there_is_nothing_to_measure():
+  federation, _ = toy.federation('clients')
+  task = dataclasses.replace(_task('linear'), labels_at='clients')
+  state = methods.make('fedavg', task).init(KEY, federation)
+  for measure in (all_statistics.everywhere, assemble.statistics):
+    after, _ = jax.jit(measure(task))(state, federation, jnp.int32(0), KEY)
+    chex.assert_trees_all_equal(after.server, state.server)
+
+
 def test_clients_that_measure_receive_the_model_alone():
   """SCAFFOLD's control stays at the server, and memory at the clients."""
   federation, _ = toy.federation('clients')

@@ -146,7 +146,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
       examples are merged, shuffled and cut, by percent if the numbers sum to
       100 ('80/5/15'), else by count ('54000/3000/3000', as FedMatch does;
       what is left over stays unused). Results on a re-split set do not compare
-      with those on the official one.
+      with those on the official one. The words of texts stay those of the
+      official train part.
     split_seed: seed of that shuffle.
     embeddings: of texts only, see `text.read_csv`.
 
@@ -158,7 +159,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
     DataError: if the set is missing or broken.
     FieldError: if `name` is that of a file, `data_dir` is no folder, `split`
       cannot be made, or `embeddings` are broken, of other texts, or given for
-      images.
+      images, or for texts that are in no CSV.
   """
   if (file := pathlib.Path(name)).suffix in ('.npz', '.csv'):
     raise checks.FieldError(
@@ -175,7 +176,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
             _read(name, data_dir, embeddings))
   if embeddings is not None and source.vocabulary is not None:
     raise checks.FieldError('embeddings', os.fspath(embeddings),
-                            f'they go with texts of a CSV, {name}.csv.')
+                            'they go with texts of a CSV.')
   if split != 'official':
     source = _resplit(source, split, split_seed)
   parts = source.parts

@@ -102,7 +102,7 @@ def as_array(key: str, value: Any) -> np.ndarray:
                       'be masked: such rows have no label.')
     return np.ma.filled(value.astype(np.int64), -1)
   try:
-    return tokens.as_array(value)
+    return (tokens.as_array if key.startswith('x_') else np.asarray)(value)
   except ValueError as error:
     raise DataError(f'{key} is no array: {error}') from error
 

@@ -88,14 +88,19 @@ def as_texts(name: str, given: Any) -> list[str] | None:
   return [str(text) for text in found]
 
 
+def listed(known: Mapping[str, int]) -> list[str]:
+  """Returns the words of a vocabulary in the order of their tokens."""
+  return sorted(known, key=known.__getitem__)
+
+
 def save(place: pathlib.Path, known: Mapping[str, int]) -> None:
   """Writes a vocabulary into the folder of a run."""
-  disk.replace(place / FILE, ''.join(
-      f'{word}\n' for word in sorted(known, key=known.__getitem__)).encode())
+  disk.replace(place / FILE,
+               ''.join(f'{word}\n' for word in listed(known)).encode())
 
 
-def load(place: pathlib.Path) -> dict[str, int]:
-  """Reads what `save` wrote; empty if the run has none.
+def load(place: pathlib.Path) -> dict[str, int] | None:
+  """Reads what `save` wrote; None if the run has none.
 
   Raises:
     ValueError: if the file is there and cannot be read.
@@ -103,6 +108,6 @@ def load(place: pathlib.Path) -> dict[str, int]:
   try:
     return numbered((place / FILE).read_text('utf-8').split('\n')[:-1])
   except FileNotFoundError:
-    return {}
+    return None
   except (OSError, UnicodeDecodeError) as error:
     raise ValueError(f'{place / FILE} cannot be read: {error}') from error

@@ -193,8 +193,8 @@ def step(task: Task, learner: Learner, batch: Any, key: jax.Array, *,
          ) -> tuple[Learner, Metrics]:
   """Does a step on sigma with labeled rows, then one on psi with the others.
 
-  A part that has no rows of its kind in the batch stays where it is, whatever
-  the optimizer's weight decay. An undivided learner takes one step on psi with
+  A part that has no rows of its kind in the batch rests, and its optimizer
+  too. An undivided learner takes one step on psi with
   both losses.
 
   Args:
@@ -243,15 +243,18 @@ def step(task: Task, learner: Learner, batch: Any, key: jax.Array, *,
       return known(sigma, learner.psi, learner.stats)
     sigma, opt, loss, stats, more = _move(
         on_sigma, learner.sigma, learner.sigma_opt, optimizer,
-        factor * (batch.labeled.mask.sum() > 0))
+        jnp.asarray(factor))
+    sigma, opt = tree.where(batch.labeled.mask.sum() > 0, (sigma, opt),
+                            (learner.sigma, learner.sigma_opt))
     learner = learner._replace(sigma=sigma, sigma_opt=opt, stats=stats)
     metrics |= {**more, 'train_loss': metrics['train_loss'] + loss}
   if batch.unlabeled is not None:
     def on_psi(psi):
       return unknown(psi, learner.stats)
     psi, opt, loss, stats, more = _move(
-        on_psi, learner.psi, learner.psi_opt, optimizer,
-        factor * (batch.unlabeled.mask.sum() > 0))
+        on_psi, learner.psi, learner.psi_opt, optimizer, jnp.asarray(factor))
+    psi, opt = tree.where(batch.unlabeled.mask.sum() > 0, (psi, opt),
+                          (learner.psi, learner.psi_opt))
     learner = learner._replace(psi=psi, psi_opt=opt, stats=stats)
     metrics |= {**more, 'train_loss': metrics['train_loss'] + loss}
   return learner, metrics

@@ -110,7 +110,7 @@ def _wide(task: Task, shard: Shard) -> Task:
   labeled, unlabeled = (min(_BATCH, rows.shape[-1]) for rows in (
       shard.labeled, shard.unlabeled))
   return dataclasses.replace(
-      task.one_pass(), labeled_batch=labeled,
+      task.one_pass(), labeled_batch=max(labeled, 1),
       unlabeled_batch=max(unlabeled, 1))  # 0 would split them over the labels.
 
 

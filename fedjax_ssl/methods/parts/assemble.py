@@ -362,6 +362,8 @@ def statistics(task: Task) -> rounds.Pass:
   @aggregation.linear
   def finish(server, update, cohort, context, key):
     del cohort, context, key
+    if not jax.tree.leaves(server.model.stats):
+      return server, {}
     stats = tree.add(server.model.stats, update.counts)
     return server._replace(model=server.model._replace(stats=stats)), {}
 

@@ -42,7 +42,7 @@ def probabilities(task: Task, model: Variables, client: Client,
   """
   size = client.shard.unlabeled.shape[-1]
   once = dataclasses.replace(task.one_pass(),
-                             unlabeled_batch=min(_BATCH, size))
+                             unlabeled_batch=max(min(_BATCH, size), 1))
   view = view or functools.partial(network.weakly, task)
 
   def step(table, batch, key):

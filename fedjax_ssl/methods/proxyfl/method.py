@@ -351,7 +351,7 @@ def _loss_fn(task: Task, s: _Settings, prior: jax.Array, begin: jax.Array
 def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
                    key: jax.Array) -> Update:
   steps = batching.num_steps(task, client.shard)
-  last = steps // (1 if task.local_steps else task.local_epochs)
+  last = steps // task.epochs_a_round
   loss_fn = averaging.keeping_stats(
       task, _loss_fn(task, s, payload.prior, steps - last))
   model, metrics, counted = averaging.train_locally(
