@@ -367,7 +367,7 @@ def check(name: str, value: Any) -> None:
     raise FieldError(name, value, checks.unknown(str(value), option.choices))
   # A run's flagfile has one line for each option.
   elif isinstance(value, str) and name != 'workdir' and (
-      value.splitlines() != [value][:bool(value)]):
+      len(f'{value}.'.splitlines()) > 1):
     raise FieldError(name, repr(value), 'must be one line.')
 
 

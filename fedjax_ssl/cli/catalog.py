@@ -430,9 +430,8 @@ def main(argv: Sequence[str]) -> int:
                for entry in group.entries]
         for name, group in groups.items()}, indent=1))
   elif one or args.all:
-    printing.say('\n'.join(show(*item, whole=whole)
-                           for item in groups.items()) + (text and f'\n{text}\n'
-                                                          ), end='')
+    parts = [show(*item, whole=whole) for item in groups.items()]
+    printing.say('\n'.join([*parts, *([f'{text}\n'] if text else [])]), end='')
   else:
     printing.say('\n'.join(brief(*item) for item in groups.items())
                  + '\n`fedjax-ssl list NAME` shows the options and sources of '

@@ -4,7 +4,7 @@ fedjax-ssl resize-images --images=DIR/NAME --size=32 --out=DIR/NAME32
 
 Each image's largest square around its middle is scaled to size x size pixels
 and written without loss, as PNG, whatever its name ends with: names stay, so
-that a clients.csv still fits. It and all else is copied.
+that a clients.csv still fits. What is no image is copied.
 """
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ def test_first_layers_are_convolutions_by_number():
             for i in (10, 2, 0)}
   assert shared_layers.shared_layers(params, 2) == (
       'Conv_0', 'Conv_2', 'Norm_0', 'Norm_2')  # Their normalizations as well.
-  assert shared_layers.shared_layers({'Dense_0': 1}, 1) == ('Dense_0',)
+  assert shared_layers.shared_layers({'Dense_0': 1}, 1) == (
+      'Dense_0', 'Norm_0')
   with pytest.raises(ValueError, match='num_shared is 4'):
     shared_layers.shared_layers(params, 4)
 

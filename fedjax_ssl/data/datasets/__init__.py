@@ -321,12 +321,9 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
   if data_dir is None:
     data_dir = os.environ.get(DATA_DIR) or None
   file = name.replace('/', '_') + '.npz'
-  near = checks.near(name, {
-      'digits', *DATASETS, *(in_folder(data_dir) if data_dir else ())})
-  absent = f'data set {name!r} not found{near and f" ({near.strip()})"}'
   if data_dir is None:
-    advice = (f'{absent}: set --data_dir (or {DATA_DIR}) to a folder with '
-              f'{file}')
+    advice = (f'{_absent(name)}: set --data_dir (or {DATA_DIR}) to a folder '
+              f'with {file}')
   else:
     data_dir = os.path.expanduser(data_dir)
     path = pathlib.Path(data_dir) / file
@@ -345,7 +342,7 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
           os.path.expanduser(embeddings)))
     if folder.holds(path.parent / name):
       return folder.read(path.parent / name)
-    advice = f'{absent}: there is no {path}'
+    advice = f'{_absent(name, data_dir)}: there is no {path}'
   _refuse_path(name)
   if name in (ARRAYS, FEDERATION):
     raise DataNameError(
@@ -356,6 +353,13 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
              '.csv of that name (columns text and label), or a folder of that '
              'name (train/CLASS/*.png and test/CLASS/*.png)')
   return files.Source(tfds.read_tfds(name, data_dir, advice))
+
+
+def _absent(name: str, data_dir: str | os.PathLike[str] | None = None) -> str:
+  """Says that there is no such set, and the nearest name that there is."""
+  near = checks.near(name, {
+      'digits', *DATASETS, *(in_folder(data_dir) if data_dir else ())})
+  return f'data set {name!r} not found{near and f" ({near.strip()})"}'
 
 
 def _resplit(source: files.Source, split: str, seed: int) -> files.Source:

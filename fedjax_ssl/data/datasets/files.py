@@ -63,8 +63,7 @@ def read_npz(path: pathlib.Path) -> Source:
       W], [D, H, W, 1] or [D, H, W, 3]: uint8, other integers in 0..255, or
       floats in [0, 1] or whole in 0..255. Labels [D] or [D, 1], integers or
       words; of a training row -1 is no label. In place of images there may be
-      texts, words [D]; those of train give the vocabulary. There may be two
-      more keys:
+      texts [D]; those of train give the vocabulary. There may be two more keys:
       `class_names`, words [C], and `client_train`, the client of each training
       row: integers 0 to N-1, or words. Nothing is unpickled.
 

@@ -32,8 +32,8 @@ def shared_layers(params: PyTree, count: int) -> tuple[str, ...]:
     raise ValueError(f'num_shared is {count}; the network has {len(found)} '
                      f'layers to share: {", ".join(found) or "give 0"}.')
   own = found[:count]
-  norms = [f'Norm_{k.removeprefix(kind)}' for k in own]
-  return (*own, *(n for n in norms if n in params))
+  # One may have statistics and no parameters, and others are not there.
+  return (*own, *(f'Norm_{k.removeprefix(kind)}' for k in own))
 
 
 def combine(first: PyTree, later: PyTree, shared: tuple[str, ...]) -> PyTree:
