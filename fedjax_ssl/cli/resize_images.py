@@ -75,9 +75,9 @@ def resize(images: pathlib.Path, out: pathlib.Path, size: int) -> int:
     DataError: see `resized`.
     OSError: if something cannot be read or written.
   """
-  made = pathlib.Path(tempfile.mkdtemp(prefix=f'.{out.name}.',
-                                       dir=out.absolute().parent))
-  try:
+  with tempfile.TemporaryDirectory(prefix=f'.{out.name}.',
+                                   dir=out.absolute().parent) as beside:
+    made = pathlib.Path(beside) / out.name
     pairs = []
     for place, _, names in os.walk(images, followlinks=True):
       target = made / os.path.relpath(place, images)
@@ -89,18 +89,8 @@ def resize(images: pathlib.Path, out: pathlib.Path, size: int) -> int:
     with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
       for _ in pool.map(lambda pair: resized(pair[0], pair[1], size), are):
         pass  # An error is raised here, the first of them.
-    made.chmod(0o777 & ~_umask())
     made.rename(out)
-  finally:
-    shutil.rmtree(made, ignore_errors=True)
   return len(are)
-
-
-def _umask() -> int:
-  """Returns the process's mask, which can only be read by setting it."""
-  mask = os.umask(0)
-  os.umask(mask)
-  return mask
 
 
 @arguments.refusing

@@ -114,7 +114,7 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
   def describe() -> None:
     command.write(place.path)
     own_code.keep(place.path, vars(job.options))
-    if job.vocabulary is not None and tokens.load(place.path) is None:
+    if job.vocabulary is not None and not (place.path / tokens.FILE).exists():
       tokens.save(place.path, job.vocabulary)
     for seed, partition in zip(job.seeds, job.partitions, strict=True):
       file = _partition_file(place.path, seed)

@@ -178,12 +178,18 @@ def start(sigma: PyTree, psi: PyTree, stats: PyTree,
 
 
 def _move(loss_fn: Callable[..., Any], part: PyTree, opt_state: PyTree,
-          optimizer: optax.GradientTransformation, factor: jax.Array) -> Any:
-  """Does a step of one part: (part, opt_state, loss, stats, metrics)."""
+          optimizer: optax.GradientTransformation, factor: jax.Array,
+          *rows: Batch) -> Any:
+  """Does a step of one part: (part, opt_state, loss, stats, metrics).
+
+  Without `rows` to learn from the part rests, and its optimizer too.
+  """
   (loss, (stats, metrics)), grads = jax.value_and_grad(
       loss_fn, has_aux=True)(part)
-  part, opt_state = descend(optimizer, grads, opt_state, part, factor)
-  return part, opt_state, loss, stats, metrics
+  after = descend(optimizer, grads, opt_state, part, factor)
+  count = sum((batch.mask.sum() for batch in rows), jnp.float32(0))
+  return (*tree.where(count > 0, after, (part, opt_state)), loss, stats,
+          metrics)
 
 
 def step(task: Task, learner: Learner, batch: Any, key: jax.Array, *,
@@ -194,8 +200,7 @@ def step(task: Task, learner: Learner, batch: Any, key: jax.Array, *,
   """Does a step on sigma with labeled rows, then one on psi with the others.
 
   A part that has no rows of its kind in the batch rests, and its optimizer
-  too. An undivided learner takes one step on psi with
-  both losses.
+  too. An undivided learner takes one step on psi with both losses.
 
   Args:
     task: see `labeled_loss`.
@@ -235,7 +240,8 @@ def step(task: Task, learner: Learner, batch: Any, key: jax.Array, *,
       other, (stats, others) = unknown(psi, stats)
       return loss + other, (stats, more | others)
     psi, opt, loss, stats, more = _move(
-        on_both, learner.psi, learner.psi_opt, optimizer, jnp.asarray(factor))
+        on_both, learner.psi, learner.psi_opt, optimizer, jnp.asarray(factor),
+        batch.labeled, batch.unlabeled)
     return (learner._replace(psi=psi, psi_opt=opt, stats=stats),
             metrics | more | {'train_loss': loss})
   if batch.labeled is not None:
@@ -243,18 +249,15 @@ def step(task: Task, learner: Learner, batch: Any, key: jax.Array, *,
       return known(sigma, learner.psi, learner.stats)
     sigma, opt, loss, stats, more = _move(
         on_sigma, learner.sigma, learner.sigma_opt, optimizer,
-        jnp.asarray(factor))
-    sigma, opt = tree.where(batch.labeled.mask.sum() > 0, (sigma, opt),
-                            (learner.sigma, learner.sigma_opt))
+        jnp.asarray(factor), batch.labeled)
     learner = learner._replace(sigma=sigma, sigma_opt=opt, stats=stats)
     metrics |= {**more, 'train_loss': metrics['train_loss'] + loss}
   if batch.unlabeled is not None:
     def on_psi(psi):
       return unknown(psi, learner.stats)
     psi, opt, loss, stats, more = _move(
-        on_psi, learner.psi, learner.psi_opt, optimizer, jnp.asarray(factor))
-    psi, opt = tree.where(batch.unlabeled.mask.sum() > 0, (psi, opt),
-                          (learner.psi, learner.psi_opt))
+        on_psi, learner.psi, learner.psi_opt, optimizer, jnp.asarray(factor),
+        batch.unlabeled)
     learner = learner._replace(psi=psi, psi_opt=opt, stats=stats)
     metrics |= {**more, 'train_loss': metrics['train_loss'] + loss}
   return learner, metrics
