@@ -122,13 +122,26 @@ def clipped(task: Task, most: float) -> Task:
 
 
 def descend(optimizer: optax.GradientTransformation, grads: PyTree,
-            opt_state: PyTree, params: PyTree, factor: Number | None = None
-            ) -> tuple[PyTree, PyTree]:
-  """Returns parameters and optimizer state after a step scaled by `factor`."""
-  updates, opt_state = optimizer.update(grads, opt_state, params)
+            opt_state: PyTree, params: PyTree, factor: Number | None = None,
+            *, moves: jax.Array | None = None) -> tuple[PyTree, PyTree]:
+  """Returns parameters and optimizer state after a step.
+
+  Args:
+    optimizer: makes the step.
+    grads: of a loss, for `params`.
+    opt_state: of the optimizer, before.
+    params: before.
+    factor: multiplies the step; None is 1.
+    moves: bool[], whether there are rows to learn from. Without, parameters
+      and optimizer rest; a gradient of 0 would leave weight decay and momentum
+      at work. None always moves.
+  """
+  updates, after = optimizer.update(grads, opt_state, params)
   if factor is not None:
     updates = tree.scale(updates, factor)
-  return optax.apply_updates(params, updates), opt_state
+  moved = optax.apply_updates(params, updates), after
+  return moved if moves is None else tree.where(
+      moves, moved, (params, opt_state))
 
 
 def checked(loss_fn: LossFn) -> LossFn:

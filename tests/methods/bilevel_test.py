@@ -120,9 +120,10 @@ def blobs(wrong=False, rows=8):
 
 
 @functools.lru_cache
-def compiled(kind, rates, **knobs):
-  """A step with plain gradient descent, and its optimizers."""
-  rules = feddure.Rules(*map(optax.sgd, rates))
+def compiled(kind, rates, decay=0.0, **knobs):
+  """A step with gradient descent and weight decay, and its optimizers."""
+  rules = feddure.Rules(*(optax.chain(
+      optax.add_decayed_weights(decay), optax.sgd(rate)) for rate in rates))
   return rules, jax.jit(functools.partial(
       feddure.step, toy.task(kind).apply_train, rules=rules, **knobs))
 
@@ -258,12 +259,13 @@ def test_rows_beyond_the_mask_change_nothing():
 def test_without_labels_f_reg_rests_and_without_images_both_do():
   model, views = blobs()
   none = jnp.zeros(8)
-  before, after, metrics = run(model, views._replace(
+  rests = functools.partial(run, decay=0.1, coarse=model.params)
+  before, after, metrics = rests(model, views._replace(
       labeled=views.labeled._replace(mask=none)))
   chex.assert_trees_all_equal(before.fine, after.fine)
   assert not np.isfinite(metrics['reward'])  # Of nothing: no mean.
   chex.assert_tree_all_finite(after)
-  before, after, metrics = run(model, views._replace(
+  before, after, metrics = rests(model, views._replace(
       weak=views.weak._replace(mask=none),
       strong=views.strong._replace(mask=none)))
   chex.assert_trees_all_equal(before.coarse, after.coarse)

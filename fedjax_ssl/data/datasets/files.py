@@ -192,7 +192,7 @@ def _numbered(arrays: Arrays, given: np.ndarray | None
               ) -> tuple[Arrays, tuple[str, ...] | None]:
   """Returns the arrays with numbers for words, and the names of the classes."""
   names = None if given is None else names_lib.check_names(given)
-  arrays = {part: (inputs, _words_of(labels))
+  arrays = {part: (inputs, names_lib.texts(labels, none=int(names_lib.NONE)))
             for part, (inputs, labels) in arrays.items()}
   kinds = {part: _KINDS.get(labels.dtype.kind)
            for part, (_, labels) in arrays.items() if labels.size}
@@ -214,18 +214,6 @@ def _numbered(arrays: Arrays, given: np.ndarray | None
   numbers['train'] = found
   return {part: (inputs, numbers[part])
           for part, (inputs, _) in arrays.items()}, names
-
-
-def _words_of(labels: np.ndarray) -> np.ndarray:
-  """The labels, as an array of text if they are objects that all are text.
-
-  Some may be the number -1, for no label.
-  """
-  if labels.dtype.kind == 'O' and labels.size and all(
-      isinstance(word, str) or word == -1 for word in labels.flat) and any(
-          isinstance(word, str) for word in labels.flat):
-    return labels.astype(str)
-  return labels
 
 
 def _read(path: pathlib.Path) -> tuple[Arrays, dict[str, np.ndarray]]:

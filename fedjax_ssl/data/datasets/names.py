@@ -11,10 +11,17 @@ from fedjax_ssl.data.files import DataError
 NONE = '-1'  # The label of a row without one, among words.
 
 
-def texts(values: np.ndarray) -> np.ndarray:
-  """Returns an array of objects that all are text, as pandas has, as str."""
-  if values.dtype.kind == 'O' and values.size and all(
-      isinstance(word, str) for word in values.flat):
+def texts(values: np.ndarray, none: int | None = None) -> np.ndarray:
+  """Returns an array of objects that all are text, as pandas has, as str.
+
+  Args:
+    values: other arrays are returned as they are.
+    none: a number that may stand among the texts.
+  """
+  are = [isinstance(word, str) for word in values.flat] if (
+      values.dtype.kind == 'O') else []
+  if any(are) and all(is_text or word == none for is_text, word in zip(
+      are, values.flat, strict=True)):
     return values.astype(str)
   return values
 

@@ -163,7 +163,8 @@ def step(apply: Apply, carry: Carry, views: network.Views, *, rules: Rules,
   after, reward = carry, jnp.float32(0)
   if ahead is not None:
     after, reward = _regulate(
-        carry, ahead, labeled_loss, accepted, rules, which, virtual_rate)
+        carry, ahead, labeled_loss, labeled.mask.sum() > 0, accepted, rules,
+        which, virtual_rate)
 
   weights = jax.lax.stop_gradient(
       regulation.row_weights(after.fine, strong_logits, form=form)
@@ -201,26 +202,30 @@ def _parts(logits: Sequence[jax.Array], *, labeled: Batch, strong: Batch,
 
 
 def _regulate(carry: Carry, ahead: regulation.Lookahead,
-              labeled_loss: Callable[[PyTree], jax.Array],
+              labeled_loss: Callable[[PyTree], jax.Array], known: jax.Array,
               accepted: jax.Array, rules: Rules, which: str,
               virtual_rate: float) -> tuple[Carry, jax.Array]:
   """Does the steps (5) of F-reg and (2) of C-reg, if there are such.
 
   Returns the carry and the reward (3). `labeled_loss` takes parameters;
-  `accepted` are the row weights if there is no F-reg.
+  `known` says whether it has rows; `accepted` are the row weights if there is
+  no F-reg. C-reg rests without unlabeled rows, F-reg without either kind.
   """
   reward = jnp.float32(0)
   (local_state, coarse_state, fine_state) = carry.opt_states
   coarse, fine = carry.coarse, carry.fine
+  rows = ahead.mask.sum() > 0
   if which != 'coarse':
     _, grads = regulation.meta_gradient(
         ahead, fine, labeled_loss, rate=virtual_rate)
-    fine, fine_state = descend(rules.fine, grads, fine_state, fine)
+    fine, fine_state = descend(rules.fine, grads, fine_state, fine,
+                               moves=known & rows)
   if which != 'fine':
     grads = (ahead.gradient(lambda logits: accepted) if which == 'coarse'
              else ahead.fine_gradient(fine))
     before = labeled_loss(coarse)
-    coarse, coarse_state = descend(rules.coarse, grads, coarse_state, coarse)
+    coarse, coarse_state = descend(rules.coarse, grads, coarse_state, coarse,
+                                   moves=rows)
     reward = jax.lax.stop_gradient(before - labeled_loss(coarse))
   return Carry(carry.model, coarse, fine,
                Rules(local_state, coarse_state, fine_state)), reward

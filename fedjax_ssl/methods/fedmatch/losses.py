@@ -186,10 +186,9 @@ def _move(loss_fn: Callable[..., Any], part: PyTree, opt_state: PyTree,
   """
   (loss, (stats, metrics)), grads = jax.value_and_grad(
       loss_fn, has_aux=True)(part)
-  after = descend(optimizer, grads, opt_state, part, factor)
   count = sum((batch.mask.sum() for batch in rows), jnp.float32(0))
-  return (*tree.where(count > 0, after, (part, opt_state)), loss, stats,
-          metrics)
+  return (*descend(optimizer, grads, opt_state, part, factor, moves=count > 0),
+          loss, stats, metrics)
 
 
 def step(task: Task, learner: Learner, batch: Any, key: jax.Array, *,
