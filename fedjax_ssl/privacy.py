@@ -314,7 +314,7 @@ def noise_multiplier(target: float, rate: float, steps: int, *, delta: float,
     accountant: see `epsilon`.
 
   Returns:
-    sigma, rounded up in the fourth digit, so that
+    sigma, at most 1e-4 of it above the least for which
     `epsilon(sigma, rate, steps)` is at most `target`.
 
   Raises:

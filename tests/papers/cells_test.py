@@ -6,7 +6,7 @@ import collections
 from absl.testing import flagsaver
 import pytest
 
-from fedjax_ssl import methods, models
+from fedjax_ssl import config, methods, models
 from fedjax_ssl.cli import train
 from fedjax_ssl.data import augment
 from fedjax_ssl.papers import cells
@@ -167,6 +167,21 @@ def test_the_headline_is_short_and_each_pattern_finds_a_cell():
   assert 40 < len(names) <= 80
   assert len({*names}) == len(names)
   assert {'cifar_dirdir.feddure', 'cifar_dirdir.fixmatch'} <= {*names}
+
+
+def test_what_trains_is_that_of_the_paper_and_not_of_the_setting():
+  """A setting may have defaults of its own, of another paper."""
+  plain = {name: option.default for name, option in config.OPTIONS.items()}
+  for found in CELLS.values():
+    for cell in found:
+      if not cell.missing:
+        told = {flag.removeprefix('--').split('=')[0] for flag in cell.flags}
+        taken = {name for name, value in
+                 settings.SETTINGS[cell.setting].defaults.items()
+                 if value != plain[name]} - told
+        # Labels that are counted as a share are not counted by class as well.
+        assert taken <= ({'labels_per_class'} if 'labeled_fraction' in told
+                         else set()), cell.name
 
 
 @pytest.mark.parametrize('paper', cells.papers())
