@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 from typing import Any, NamedTuple, NoReturn, TYPE_CHECKING, TypeVar
+import warnings
 import zipfile
 
 import jax
@@ -42,6 +43,20 @@ from fedjax_ssl.training import workdir as workdir_lib
 from fedjax_ssl.training.checkpoint import sealed
 
 Kind = TypeVar('Kind', Examples, Shard)
+
+
+def _warn_of_dark(brightest: int, mean: Sequence[float]) -> None:
+  """Warns of images that seem to have another scale than those of training.
+
+  Args:
+    brightest: number in the images, 0 to 255.
+    mean: of each channel of the training images, 0 to 1.
+  """
+  if 0 < brightest < 255 * min(mean):
+    warnings.warn(
+        f'The images hold 0 to {brightest}, and those of training were '
+        f'{255 * min(mean):.0f} in the mean; give them in the scale of '
+        'training.', stacklevel=3)
 
 
 def spec_to_json(spec: task_lib.TaskSpec, federation: Federation
@@ -178,6 +193,8 @@ class Run(NamedTuple):
     elif len(shape) != 3 and given.dtype.kind not in kinds:
       words = 'floats' if kinds == 'f' else 'integers'
       raise ValueError(f'inputs must be {words}, not {given.dtype}.')
+    if len(shape) == 3 and inputs.size:
+      _warn_of_dark(inputs.max(), self.spec.mean)
     predict = self.global_model(seed)
     if not len(inputs):
       return jnp.zeros((0, self.spec.num_classes))

@@ -53,7 +53,7 @@ def evened_fixmatch(task, *, threshold: float = 0.8, decay: float = 0.99,
     loss, _ = losses.cross_entropy(strong, labels, mask * sure,
                                    total=mask.sum())
     loss, metrics = objective.total(
-        batch, loss, objective.labeled(labeled, batch.labeled),
+        batch, loss, objective.labeled(labeled, batch.labeled), labelings=1,
         mask_rate=losses.masked_mean(sure, mask))
     return loss, Aux(stats, metrics, mean)
 

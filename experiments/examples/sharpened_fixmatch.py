@@ -35,7 +35,7 @@ def sharpened_fixmatch(task, *, threshold: float = 0.8,
     each = -(guess * jax.nn.log_softmax(strong)).sum(-1)
     loss = losses.masked_mean(jnp.where(sure, each, 0), batch.unlabeled.mask)
     loss, metrics = objective.total(
-        batch, loss, objective.labeled(labeled, batch.labeled),
+        batch, loss, objective.labeled(labeled, batch.labeled), labelings=1,
         mask_rate=losses.masked_mean(sure * 1.0, batch.unlabeled.mask))
     return loss, Aux(stats, metrics)
 

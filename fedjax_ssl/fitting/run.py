@@ -108,8 +108,8 @@ class Run:
       with contextlib.suppress(TypeError):  # Said with the other options.
         rounds = operator.index(rounds)
     if isinstance(rounds, int) and rounds < self.round:
-      raise FieldError('num_rounds', rounds, f'the run is at round {self.round}'
-                       ' and can only get longer.')
+      raise FieldError('num_rounds', rounds, 'the run is at round '
+                       f'{self.round}; give as many or more.')
     everyone = [self, *self.bounds.values()]
     jobs = [run._job._replace(options=dataclasses.replace(
         run._job.options, num_rounds=rounds)) for run in everyone]

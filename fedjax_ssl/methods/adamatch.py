@@ -261,7 +261,7 @@ def _loss(task: Task, s: _Settings, model: Variables, given: Given,
     assert batch.progress is not None
     rising = losses.ramp_up(batch.progress, s.ramp, shape='cosine')
   loss, metrics = objective.total(
-      batch, loss, _labeled_loss(s, logits, batch.labeled),
+      batch, loss, _labeled_loss(s, logits, batch.labeled), labelings=1,
       weight=s.unlabeled_weight * rising,
       mask_rate=losses.masked_mean(sure, rows.mask),
       labeled_views=len(known) * (2 if blends else 1))
@@ -280,7 +280,8 @@ def _server_loss(task: Task, s: _Settings, model: Variables, given: Given,
   told = Told(rows.mask.sum(), (rows.mask * p.max(-1)).sum(),
               (rows.mask[:, None] * p).sum(0))
   loss, metrics = objective.total(
-      batch, None, _labeled_loss(s, logits, rows), labeled_views=len(known))
+      batch, None, _labeled_loss(s, logits, rows), labelings=0,
+      labeled_views=len(known))
   return loss, Aux(stats, metrics, jax.tree.map(
       lambda old, new: (old + new).astype(old.dtype), given.memory, told))
 

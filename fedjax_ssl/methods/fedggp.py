@@ -288,8 +288,8 @@ def _loss_fn(task: Task, s: _Settings, frequencies: jax.Array, shard: Shard
     accepted = mask * used
     loss, _ = losses.cross_entropy(strong, labels, accepted, total=rows)
     loss, metrics = objective.total(
-        batch, loss, objective.labeled(labeled, batch.labeled), weight=weight,
-        mask_rate=losses.masked_mean(used, mask))
+        batch, loss, objective.labeled(labeled, batch.labeled), labelings=1,
+        weight=weight, mask_rate=losses.masked_mean(used, mask))
     if s.tail_weight:
       other, share = second_chances(p, tail, s.top)
       share *= mask * (~sure & (p.max(-1) < s.tail_confidence))

@@ -81,7 +81,7 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
     place = jnp.where(sure * rows.mask > 0, rows.slots, memory.shape[0])
     memory = memory.at[place].set(label, mode='drop')
     loss, metrics = objective.total(
-        batch, loss, objective.labeled(labeled, batch.labeled),
+        batch, loss, objective.labeled(labeled, batch.labeled), labelings=1,
         weight=unlabeled_weight, mask_rate=used['mask_rate'])
     return loss, Aux(stats, metrics, memory)
 

@@ -127,7 +127,7 @@ def freematch(task: Task, *, decay: float = 0.999,
     bars = thresholds(seen)
     loss, used = losses.fixmatch(strong, weak, rows.mask, threshold=bars)
     loss, metrics = objective.total(
-        batch, loss, objective.labeled(labeled, batch.labeled),
+        batch, loss, objective.labeled(labeled, batch.labeled), labelings=1,
         weight=unlabeled_weight, mask_rate=used['mask_rate'])
     metrics['bar'] = network.over_rows(seen.confidence, rows)
     if fairness_weight:

@@ -306,7 +306,7 @@ def _loss(task: Task, s: _Settings, model: Variables, seen: Seen, batch: Pair,
   unlabeled, entropy, rates, seen, stats = lax.cond(
       rows.mask.sum() > 0, part, lambda: (
           *tree.zeros_like(shapes[:3]), seen, stats))
-  loss, metrics = objective.total(batch, unlabeled, labeled,
+  loss, metrics = objective.total(batch, unlabeled, labeled, labelings=1,
                                   weight=s.unlabeled_weight,
                                   mask_rate=rates['mask_rate'])
   metrics['second_rate'] = network.over_rows(rates['second_rate'], rows)

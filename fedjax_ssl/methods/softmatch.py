@@ -131,7 +131,7 @@ def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
         total=rows.mask.sum())
     loss, metrics = objective.total(
         batch, loss, objective.labeled(labeled, batch.labeled),
-        weight=unlabeled_weight,
+        labelings=1, weight=unlabeled_weight,
         mask_rate=losses.masked_mean(weight, rows.mask))
     metrics['bar'] = network.over_rows(seen.mean, rows)
     return loss, Aux(stats, metrics, seen)

@@ -117,7 +117,7 @@ def uda(task: Task, *, profile: str = 'official',
                             threshold=threshold, temperature=temperature)
     known, more = labeled_loss(labeled, batch)
     loss, metrics = objective.total(
-        batch, loss, known, weight=unlabeled_weight,
+        batch, loss, known, labelings=1, weight=unlabeled_weight,
         mask_rate=used['mask_rate'])
     return loss, Aux(stats, {**metrics, **more})
 

@@ -142,7 +142,7 @@ def read(folder: str | os.PathLike[str], name: str = '',
   config = workdir_lib.read_config(path)
   seeds = summary_lib.by_seed(metrics.read(path))
   if not seeds:
-    raise ValueError(f'{path} has no rows; let it finish first.')
+    raise ValueError(f'{path} has no evaluated round yet.')
   try:
     times = metrics.read(path, metrics.TIMINGS)
     flags, made = config['flags'], command.origin_of(config)

@@ -1,7 +1,7 @@
 """One method on one federation, built and checked before it is trained."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import contextlib
 import dataclasses
 import hashlib
@@ -64,6 +64,7 @@ class Job(NamedTuple):
   origin: Mapping[str, Any]  # What started the run.
   # Options that the version which began the run did not have, at defaults.
   new: frozenset[str] = frozenset()
+  views: frozenset[str] = frozenset()  # Views of `task` that a round makes.
   vocabulary: Mapping[str, int] | None = None  # Of a data set of texts.
 
   @property
@@ -110,7 +111,8 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   spec = _spec(dataset, federations, options)
   mesh = devices.mesh(options.num_devices)
   try:
-    task = task_lib.make_task(spec, mesh)
+    views: set[str] = set()
+    task = _watched(task_lib.make_task(spec, mesh), views)
     with (blame.naming('method', options.method,
                       methods.is_own(options.method)),
           noting.passes() as noted,
@@ -148,7 +150,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   job = Job(name, folder, options, facts, spec, made, federations, seeds,
             partitions, np.asarray(dataset.train.labels), mesh,
             tree.num_scalars(params), noted.works, cohorts, origin,
-            vocabulary=dataset.vocabulary)
+            views=frozenset(views), vocabulary=dataset.vocabulary)
   if options.labels == 'all' and options.labels_at == 'server' and (
       start_line.is_idle(job)):
     raise FieldError(
@@ -156,6 +158,20 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
         'method learns from no others there; give another, such as fedavg.',
         labels_at='server', method=options.method)
   return job
+
+
+def _watched(task: Task, made: set[str]) -> Task:
+  """Returns a task that tells, when it is traced, which views are made."""
+  def watch(name: str, view: Callable[..., jax.Array]
+            ) -> Callable[..., jax.Array]:
+    def told(key: jax.Array, inputs: jax.Array) -> jax.Array:
+      made.add(name)
+      return view(key, inputs)
+    return told
+  views: dict[str, Any] = {
+      name: watch(name, view) for name in ('weak', 'labeled_view', 'strong')
+      if (view := getattr(task, name)) is not None}
+  return dataclasses.replace(task, **views)
 
 
 def _knob_error(error: TypeError, spec: task_lib.TaskSpec) -> Exception:

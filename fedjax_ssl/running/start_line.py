@@ -282,7 +282,15 @@ def _switched_off(job: Job) -> str:
   return '; '.join(task_lib.notes(job.spec))
 
 
+def _viewless(job: Job) -> str:
+  """Says that the method augments nothing, unlike those beside it."""
+  if job.views or job.spec.weak == job.spec.strong == 'none':
+    return ''
+  return ('it makes no views of its rows, so --weak and --strong do nothing; '
+          'methods.parts.network.views makes them')
+
+
 # Each takes the job and returns a note for the line, or ''.
 NOTES: tuple[Callable[[Job], str], ...] = (
     _unseen, _natural, _rows_left_out, _without_rows, _schedules, _attacked,
-    _few_updates, _open_bounds, _own_knobs, _switched_off)
+    _few_updates, _open_bounds, _own_knobs, _switched_off, _viewless)

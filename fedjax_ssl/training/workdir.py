@@ -27,6 +27,7 @@ from absl import logging
 from fedjax_ssl.core import checks, disk
 from fedjax_ssl.training import changes as changes_lib
 from fedjax_ssl.training import environment, processes
+from fedjax_ssl.training.checkpoint import manifest, sealed
 
 CONFIG = 'config.json'
 FLAGFILE = 'run.flags'  # All flags of the run, for --flagfile.
@@ -84,7 +85,8 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
   """Opens the folder of a run for this process alone.
 
   The first start writes `config.json`. A later start must bring the same
-  flags, apart from those in `allow`; `num_rounds` may only grow.
+  flags, apart from those in `allow`; `num_rounds` is as before, or more than
+  is done.
 
   In a run of several processes all of them call this: the first one does the
   work, and all return or raise alike (see `processes.once`). The others need
@@ -291,18 +293,23 @@ def _compare(folder: pathlib.Path, stored: Mapping[str, Any],
     raise WorkdirError(f'{folder / CONFIG} is damaged: its num_rounds is '
                        f'{known!r}.')
   changes = changes_lib.between(stored['flags'], flags)
+  # A round more than is done: its last round is evaluated.
+  least = min(known, max(manifest.rounds(folder / sealed.STEPS), default=0) + 1)
   refused = {k: v for k, v in changes.items()
-             if k not in allow or not _may_become(k, *v)}
+             if k not in allow or not _may_become(k, *v, least)}
   if refused:
     raise WorkdirError(f'{folder} holds a run with other flags: '
                        f'{changes_lib.listed(refused)}.'
-                       + _way_on(folder, refused, stored))
+                       + _way_on(folder, refused, stored, least))
   return changes
 
 
 def _way_on(folder: pathlib.Path, refused: changes_lib.Changes,
-            stored: Mapping[str, Any]) -> str:
-  """Returns what to do: give the run's own flags, or another folder."""
+            stored: Mapping[str, Any], least: int) -> str:
+  """Returns what to do: give the run's own flags, or another folder.
+
+  `least` is the least `num_rounds`.
+  """
   if list(refused) != ['num_rounds']:
     if not (folder / FLAGFILE).exists():
       return ''
@@ -311,9 +318,7 @@ def _way_on(folder: pathlib.Path, refused: changes_lib.Changes,
     own, place = (shlex.quote(str(x)) for x in (folder / FLAGFILE, folder))
     return (f' Continue it with --flagfile={own} --workdir={place}, or give '
             'another --workdir.')
-  old, _ = refused['num_rounds']
-  return (f' A run can only get longer: give --num_rounds={old} or more, or '
-          'another --workdir.')
+  return f' Give --num_rounds={least} or more, or another --workdir.'
 
 
 def _merged(folder: pathlib.Path, known: Mapping[str, Any],
@@ -328,10 +333,11 @@ def _merged(folder: pathlib.Path, known: Mapping[str, Any],
   return {**known, **new}
 
 
-def _may_become(name: str, old: Any, new: Any) -> bool:
+def _may_become(name: str, old: Any, new: Any, least: int) -> bool:
+  """Returns whether a flag may change; `least` is the least `num_rounds`."""
   if name != 'num_rounds':
     return True
-  return isinstance(new, int) and isinstance(old, int) and new >= old
+  return isinstance(new, int) and isinstance(old, int) and new >= least
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

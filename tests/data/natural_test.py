@@ -79,6 +79,9 @@ def test_class_names_give_the_order(tmp_path):
     ({'y_train': WORDS[np.arange(12) % 3]}, 'labels of test'),
     ({'y_train': WORDS[np.arange(12) % 3], 'y_test': np.array(['cow'] * 3)},
      "'cow', which train has not"),
+    ({'y_train': WORDS[np.arange(12) % 3], 'y_test': np.array(
+        ['cat', '-1', 'cat'])}, 'row 1 of test has no label'),
+    ({'y_train': np.where(np.arange(12) == 4, np.nan, 1)}, 'row 4 is nan'),
     ({'y_train': np.arange(12) / 2}, 'float64')])
 def test_wrong_arrays_get_one_line(tmp_path, change, words):
   with pytest.raises(data.DataError, match='toy.npz') as caught:

@@ -70,9 +70,19 @@ def test_more_rounds_keep_the_horizon_of_the_first_start(tmp_path):
   stored = workdir.read_config(tmp_path)
   assert stored['restarts'] == [
       {'flags': {'num_rounds': 30, 'eval_every': 2}, 'environment': {}}]
-  with pytest.raises(workdir.WorkdirError, match='num_rounds 30 -> 10. A run '
-                     'can only get longer: give --num_rounds=30 or more'):
-    start(tmp_path)
+
+
+@pytest.mark.parametrize('done, least', [(None, 1), (4, 5), (10, 10)])
+def test_a_run_may_end_earlier_but_not_before_what_is_done(
+    tmp_path, done, least):
+  start(tmp_path)
+  if done:
+    (tmp_path / 'checkpoints' / str(done)).mkdir(parents=True)
+  with pytest.raises(workdir.WorkdirError, match=(
+      f'num_rounds 10 -> {least - 1}. Give --num_rounds={least} or more')):
+    start(tmp_path, num_rounds=least - 1)
+  got = start(tmp_path, num_rounds=least)
+  assert (got['num_rounds'], got['schedule_rounds']) == (least, 10)
 
 
 def test_a_horizon_that_was_asked_for_stays(tmp_path):

@@ -331,7 +331,9 @@ def as_stored(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
           '[D, H, W, 1] and [D, H, W, 3]' + (
               '; a table of features [D, F] goes as [D, 1, F] with columns '
               'scaled to 0 to 1, of which 256 steps are kept, to model=mlp '
-              'with weak=none and strong=none' if images.ndim == 2 else ''))
+              'with weak=none and strong=none' if images.ndim == 2 else
+              '; move the channel last, as by numpy.moveaxis(x, 1, -1)'
+              if images.shape[1:2] in ((1,), (3,)) else ''))
     if not images.size:
       raise DataError(f'{part} images are empty, shape {images.shape}')
     if images.dtype.kind not in 'buif':
@@ -356,7 +358,7 @@ def as_stored(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
                       'not; all must have one scale')
     elif images.dtype.kind == 'f' and (images != np.rint(images)).any():
       raise DataError(f'{part} images are floats neither in [0, 1] nor whole; '
-                      'divide those of 0 to 255 by 255')
+                      'divide them by the value of white, such as 255')
     if unit and images.min() == images.max() and given.min() < given.max():
       raise DataError(f'{part} images hold {given.min()} to {given.max()}, of '
                       'which 256 steps from 0 to 1 leave one; scale them')
@@ -373,8 +375,9 @@ def _labels(part: str, labels: np.ndarray) -> np.ndarray:
     raise DataError(f'{part} labels have shape {labels.shape}; allowed are '
                     '[D] and [D, 1], one class each')
   if labels.dtype.kind not in 'iu':
-    raise DataError(f'{part} labels have dtype {labels.dtype}; allowed are '
-                    'integers and words' + (
+    raise DataError(f'{part} labels have dtype {labels.dtype}'
+                    f'{names_lib.odd(labels)}; allowed are integers and words'
+                    + (
                         ', -1 for a row without a label'
                         if part == 'train' else ''))
   if not labels.size:

@@ -26,6 +26,20 @@ def texts(values: np.ndarray, none: int | None = None) -> np.ndarray:
   return values
 
 
+def odd(values: np.ndarray) -> str:
+  """Names the first entry of an array that is neither a word nor a number.
+
+  Returns:
+    ' (row 3 is None)', or '' if there is none.
+  """
+  if values.dtype.kind not in 'Of' or values.ndim != 1:
+    return ''
+  for row, value in enumerate(values):
+    if value != value or not isinstance(value, str | int | float | np.number):
+      return f' (row {row} is {value})'
+  return ''
+
+
 def as_words(kind: str, values: np.ndarray) -> np.ndarray:
   """Converts an array of strings, or of UTF-8 bytes, to str[D].
 
@@ -36,8 +50,8 @@ def as_words(kind: str, values: np.ndarray) -> np.ndarray:
   if values.ndim == 2 and values.shape[1] == 1:
     values = values[:, 0]
   if values.ndim != 1 or values.dtype.kind not in 'US':
-    raise DataError(f'{kind} is {values.dtype}{list(values.shape)}; allowed '
-                    'is one list of words')
+    raise DataError(f'{kind} is {values.dtype}{list(values.shape)}'
+                    f'{odd(values)}; allowed is one list of words')
   if values.dtype.kind == 'S':
     try:
       values = np.char.decode(values, 'utf-8')
@@ -74,6 +88,9 @@ def number(words: Mapping[str, np.ndarray],
     place = np.searchsorted(names, values, sorter=order)
     found = order[np.minimum(place, len(names) - 1)]
     strange = np.flatnonzero(names[found] != values)
+    if strange.size and values[strange[0]] == NONE:
+      raise DataError(f'row {strange[0]} of {part} has no label, {NONE}; rows '
+                      'without one are to train on')
     if strange.size:
       where = 'class_names' if known is not None else 'train'
       raise DataError(f'{part} has label {str(values[strange[0]])[:40]!r}, '
@@ -123,8 +140,8 @@ def owners(values: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
                       'has no row; number them 0 to N-1, or give names')
     return values.astype(np.int32), tuple(map(str, ids))
   if values.dtype.kind not in 'USiu':
-    raise DataError(f'client_train is {values.dtype}{list(values.shape)}; '
-                    'allowed are [D] integers or words')
+    raise DataError(f'client_train is {values.dtype}{list(values.shape)}'
+                    f'{odd(values)}; allowed are [D] integers or words')
   words = as_words('client_train', values)
   names = np.unique(words)
   if all(re.fullmatch('[0-9]{1,18}', name) for name in names):

@@ -24,8 +24,8 @@ def labeled(logits: jax.Array | None, rows: Batch | None
 
 
 def total(batch: Pair, unlabeled_loss: jax.Array | None,
-          labeled_loss: jax.Array | None, *, weight: Number = 1.0,
-          mask_rate: Number = 1.0, labelings: int = 1, views: int = 1,
+          labeled_loss: jax.Array | None, *, labelings: int,
+          weight: Number = 1.0, mask_rate: Number = 1.0, views: int = 1,
           labeled_views: int = 1) -> tuple[jax.Array, Metrics]:
   """Computes L_s + weight L_u, or the one for which the batch has rows.
 
@@ -35,10 +35,10 @@ def total(batch: Pair, unlabeled_loss: jax.Array | None,
       batch has none, as in a server's training.
     labeled_loss: float32[], L_s; None if the batch has no labeled rows, as at
       clients whose labels are at the server.
+    labelings: forward passes of an unlabeled row that only label it, 0 if none
+      do; like `views` and `labeled_views` they are counted in the metrics.
     weight: of L_u; 0 leaves L_s.
     mask_rate: share of the unlabeled rows that count in L_u.
-    labelings: forward passes of an unlabeled row that only label it; like the
-      next two they are counted in the metrics.
     views: passes of an unlabeled row that train.
     labeled_views: passes of a labeled row that train.
 
@@ -77,6 +77,7 @@ def fixmatch(task: Task, threshold: float, weight: float, *,
     loss, used = losses.fixmatch(strong, weak, batch.unlabeled.mask,
                                  threshold=threshold, over=over)
     loss, metrics = total(batch, loss, labeled(known, batch.labeled),
-                          weight=weight, mask_rate=used['mask_rate'])
+                          labelings=1, weight=weight,
+                          mask_rate=used['mask_rate'])
     return loss, Aux(stats, metrics)
   return loss_fn
