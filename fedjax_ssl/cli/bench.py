@@ -83,8 +83,9 @@ def main(argv: Sequence[str]) -> int:
     place, out = pathlib.Path(str(error.filename or args.out)), args.out
     if not place.absolute().is_relative_to(pathlib.Path(out).absolute()):
       raise  # It names the file.
-    raise ValueError(f'--out={out} cannot be used: {error.strerror or error}.'
-                     ) from error
+    inside = f'{error.filename}: ' if str(place) != out else ''
+    raise ValueError(f'--out={out} cannot be used: {inside}'
+                     f'{error.strerror or error}.') from error
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -247,7 +248,8 @@ class _Bench:
     for name, record in self._kept().items():
       tables.check_data(self._table, name, record.data.values(), found)
     for file in self._out.glob(f'{self._bed.name}__*/config.json'):
-      if digest := workdir.read_config(file.parent)['facts'].get('data_hash'):
+      # A run whose file is damaged is refused when its turn comes.
+      if digest := cells_lib.config_of(file.parent, 'facts').get('data_hash'):
         tables.check_data(file.parent, file.parent.name.split('__')[1],
                           [digest], found, 'out')
     return found

@@ -32,7 +32,8 @@ def given(out: pathlib.Path, flags: tuple[str, ...], *, looking: bool
   try:
     found = tuple(disk.texts(json.loads(kept.read_text('utf-8'))))
   except (ValueError, RecursionError) as error:
-    raise ValueError(f'{kept} is damaged; give another folder.') from error
+    raise ValueError(f'{kept} is damaged; remove it, and give the flags '
+                     'behind -- that its runs have, if any.') from error
   if looking and not flags:
     return found
   # A run that has begun and is not there yet has a lock.

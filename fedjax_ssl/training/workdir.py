@@ -293,8 +293,7 @@ def _compare(folder: pathlib.Path, stored: Mapping[str, Any],
     raise WorkdirError(f'{folder / CONFIG} is damaged: its num_rounds is '
                        f'{known!r}.')
   changes = changes_lib.between(stored['flags'], flags)
-  # A round more than is done: its last round is evaluated.
-  least = min(known, max(manifest.rounds(folder / sealed.STEPS), default=0) + 1)
+  least = least_rounds(folder, known)
   refused = {k: v for k, v in changes.items()
              if k not in allow or not _may_become(k, *v, least)}
   if refused:
@@ -331,6 +330,16 @@ def _merged(folder: pathlib.Path, known: Mapping[str, Any],
     raise WorkdirError(f'{folder} holds a run on other data: '
                        f'{changes_lib.listed(changes)}.')
   return {**known, **new}
+
+
+def least_rounds(folder: pathlib.Path, planned: int) -> int:
+  """Returns the least `num_rounds` with which a run may go on.
+
+  It is what was planned, or a round more than is done, as the last round is
+  evaluated.
+  """
+  done = max(manifest.rounds(folder / sealed.STEPS), default=0)
+  return min(planned, done + 1)
 
 
 def _may_become(name: str, old: Any, new: Any, least: int) -> bool:

@@ -264,20 +264,20 @@ def config_of(path: pathlib.Path, part: str) -> dict[str, Any]:
 
 
 def _rows(file: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Yields the whole rows, which `training.metrics` keeps when a run goes on.
-
-  A kill or a broken disk may have damaged others.
-  """
+  """Yields the rows before the first that a kill or a broken disk damaged."""
   try:
     lines = file.read_bytes().splitlines(keepends=True)
   except OSError:
     return
   for line in lines:
-    with contextlib.suppress(ValueError, RecursionError):
+    try:
       row = json.loads(line)
-      if line.endswith(b'\n') and isinstance(row, dict) and isinstance(
-          row.get('round'), int) and isinstance(row.get('seed', 0), int):
-        yield row
+    except (ValueError, RecursionError):
+      return
+    if not (line.endswith(b'\n') and isinstance(row, dict) and isinstance(
+        row.get('round'), int) and isinstance(row.get('seed', 0), int)):
+      return
+    yield row
 
 
 def tail(text: str, lines: int = 5) -> list[str]:

@@ -19,6 +19,7 @@ from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.core import imports, registry
 from fedjax_ssl.running import settings
 from fedjax_ssl.training import changes as changes_lib
+from fedjax_ssl.training import workdir
 
 _SHOWN = 5  # Folders that a line names.
 # What a run may decide by itself, or take from what it has stored.
@@ -150,13 +151,18 @@ def conflict(out: pathlib.Path, cell: grid.Cell) -> str:
   # A sweep that was killed has left no record of the run that it had begun.
   if not setting or same and record.get('state') != 'failed':
     return ''
-  stored = cells_lib.config_of(cells_lib.folder(out, cell), 'flags')
+  folder = cells_lib.folder(out, cell)
+  stored = cells_lib.config_of(folder, 'flags')
   if not stored:
     return ''
   try:
     options, given = asked.options(setting, [*cell.args, *cell.places])
     differs = _refused(setting, options, given, stored, _knobs(
-        cells_lib.config_of(cells_lib.folder(out, cell), 'facts')))
+        cells_lib.config_of(folder, 'facts')))
+    rounds = stored.get('num_rounds')
+    if isinstance(rounds, int) and options.num_rounds < workdir.least_rounds(
+        folder, rounds):
+      differs['num_rounds'] = rounds, options.num_rounds
   except (ValueError, TypeError, AttributeError, flags.Error):
     return ''  # Wrong flags, or a damaged file; others say so.
   return changes_lib.listed(differs)
@@ -191,9 +197,6 @@ def _refused(setting: str, options: config.Config, given: frozenset[str],
   seeds = stored.get('seeds') or [stored.get('seed') or 0]
   if options.all_seeds != seeds:
     found['seeds'] = seeds, options.all_seeds
-  rounds = stored.get('num_rounds')
-  if isinstance(rounds, int) and options.num_rounds < rounds:
-    found['num_rounds'] = rounds, options.num_rounds  # A run gets only longer.
   return found
 
 

@@ -46,12 +46,13 @@ def test_a_damaged_config_is_no_finished_run(done, text):
 @pytest.mark.parametrize('line', [
     b'\xff\xfe\n', b'{"round": 2, "seed": [1]}\n', b'{"round": "2"}\n',
     b'\0\0\0', DEEP.encode()])
-def test_damaged_rows_are_passed_over(done, line):
+def test_rows_count_up_to_the_first_damaged_one(done, line):
   rows = done / 'one' / 'metrics.jsonl'
   rows.write_bytes(rows.read_bytes() + line)
   assert cells.is_done(done, CELL)
-  rows.write_bytes(line)
-  assert not cells.is_done(done, CELL)
+  for lines in (line, line + b'\n{"round": 2, "seed": 0}\n'):
+    rows.write_bytes(lines)
+    assert not cells.is_done(done, CELL)
 
 
 @pytest.mark.parametrize('text', ['5', DEEP, '{"state": "failed", "exit": "a"}',
