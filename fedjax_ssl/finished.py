@@ -54,9 +54,9 @@ def _warn_of_dark(brightest: int, mean: Sequence[float]) -> None:
   """
   if 0 < brightest < 255 * min(mean):
     warnings.warn(
-        f'The images hold 0 to {brightest}, and those of training were '
-        f'{255 * min(mean):.0f} in the mean; give them in the scale of '
-        'training.', stacklevel=3)
+        f'The images hold numbers up to {brightest} of 255, where the mean of '
+        f'training was {255 * min(mean):.0f}; if that is their scale, multiply '
+        'them.', stacklevel=3)
 
 
 def spec_to_json(spec: task_lib.TaskSpec, federation: Federation
@@ -299,7 +299,7 @@ def load(workdir: str | os.PathLike[str]) -> Run:
       pathlib.Path(workdir) / client_rows.FOLDER)
   shape = runner.checkpoint_template(method, struct, state, run_seeds, place)
   found = checkpoint.Checkpoints(
-      os.path.join(os.fspath(workdir), 'checkpoints'),
+      os.path.join(os.fspath(workdir), sealed.STEPS),
       run=sealed.identity(began['facts'])).restore(shape)
   if found is None:
     raise ValueError(f'{os.fspath(workdir)} holds no checkpoint that can be '

@@ -194,7 +194,7 @@ def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
 def _checkpoints(job: Job) -> checkpoint.Checkpoints:
   """Returns the checkpoints of a job, which refuse steps of other runs."""
   return checkpoint.Checkpoints(
-      job.folder / 'checkpoints', run=sealed.identity(
+      job.folder / sealed.STEPS, run=sealed.identity(
           job.facts, {**job.config, **stored_texts.first(job.facts)},
           config.MAY_CHANGE))
 

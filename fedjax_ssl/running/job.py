@@ -112,7 +112,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   mesh = devices.mesh(options.num_devices)
   try:
     views: set[str] = set()
-    task = _watched(task_lib.make_task(spec, mesh), views)
+    task = _telling_views(task_lib.make_task(spec, mesh), views)
     with (blame.naming('method', options.method,
                       methods.is_own(options.method)),
           noting.passes() as noted,
@@ -122,7 +122,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       state = runner.state_shape(made, federations[0])
       methods.check_report(made, state.server)
       runner.check_names(made, state, runner.totals_shape(
-          made, federations[0], state))
+          made, *runner.placed_shapes(federations[0], state, mesh)))
       client_memory.check(options, made, state, federations, folder)
       cohorts = [_cohort(one, federations[0], state)
                  for one in noted.samplers]
@@ -160,7 +160,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   return job
 
 
-def _watched(task: Task, made: set[str]) -> Task:
+def _telling_views(task: Task, made: set[str]) -> Task:
   """Returns a task that tells, when it is traced, which views are made."""
   def watch(name: str, view: Callable[..., jax.Array]
             ) -> Callable[..., jax.Array]:

@@ -97,16 +97,20 @@ def is_idle(job: Job) -> bool:
 
 def _steps_of(job: Job, work: noting.Work) -> list[int]:
   """Steps of a pass, of each client that takes any, in all federations."""
+  run = jax.jit(jax.vmap(work))
   return [step for f in job.federations for step in _of_clients(
-      work, f.clients if f.stream is None else f.stream)]
+      run, f.clients if f.stream is None else f.stream)]
 
 
-def _of_clients(work: noting.Work, shards: Shard) -> list[int]:
-  """Steps of each client that takes any, for each task of a stream."""
+def _of_clients(run: noting.Work, shards: Shard) -> list[int]:
+  """Steps of each client that takes any, for each task of a stream.
+
+  `run` counts those of shards on a leading axis.
+  """
   lead = np.shape(shards.num_labeled)
   flat = jax.tree.map(
       lambda leaf: np.reshape(leaf, (-1, *np.shape(leaf)[len(lead):])), shards)
-  steps = np.asarray(jax.jit(jax.vmap(work))(flat))
+  steps = np.asarray(run(flat))
   return [int(step) for step in steps if step > 0]
 
 
@@ -284,7 +288,8 @@ def _switched_off(job: Job) -> str:
 
 def _viewless(job: Job) -> str:
   """Says that the method augments nothing, unlike those beside it."""
-  if job.views or job.spec.weak == job.spec.strong == 'none':
+  if job.views or {job.spec.weak, job.spec.labeled_view or 'none',
+                   job.spec.strong} == {'none'}:
     return ''
   return ('it makes no views of its rows, so --weak and --strong do nothing; '
           'methods.parts.network.views makes them')
@@ -293,4 +298,4 @@ def _viewless(job: Job) -> str:
 # Each takes the job and returns a note for the line, or ''.
 NOTES: tuple[Callable[[Job], str], ...] = (
     _unseen, _natural, _rows_left_out, _without_rows, _schedules, _attacked,
-    _few_updates, _open_bounds, _own_knobs, _switched_off, _viewless)
+    _few_updates, _open_bounds, _own_knobs, _viewless, _switched_off)

@@ -25,9 +25,10 @@ import numpy as np
 
 from fedjax_ssl.core import disk
 from fedjax_ssl.training import metric_names, trackers, trusted_rows
+from fedjax_ssl.training import workdir as workdir_lib
 from fedjax_ssl.training.checkpoint import sealed
 
-METRICS = 'metrics.jsonl'
+METRICS = workdir_lib.ROWS
 TIMINGS = 'timings.jsonl'
 # Also in the short rows of rounds between two evaluations.
 BETWEEN = ('epsilon',)

@@ -1,11 +1,18 @@
 """The folder of one run: one process at a time, one configuration for ever.
 
-  config.json    flags, script, versions, commit, devices of the first start
-  metrics.jsonl  what was measured, a row per evaluation (`training.metrics`)
-  timings.jsonl  how long it took
-  checkpoints/   the newest steps (`training.checkpoint`)
-  memory/        what clients keep, if on disk (`training.client_rows`)
-  lock           held by the running process, which it names; else empty
+  config.json        flags, script, versions, commit, devices of the first start
+  run.flags          all flags, for --flagfile
+  partition_*.npz    who owns which row, a file a seed
+  vocabulary.txt     words of texts (`data.datasets.tokens`)
+  code/              copies of the user's own code (`training.own_code`)
+  metrics.jsonl      what was measured, a row a line (`training.metrics`)
+  timings.jsonl      how long it took
+  checkpoints/       the newest steps (`training.checkpoint`)
+  memory/            what clients keep, if on disk (`training.client_rows`)
+  pictures/          what a generator makes, with --pictures
+  curves.png         accuracy over the rounds, of a finished run
+  labels_few/        bounds, runs of their own, and labels_all/ (`core.bounds`)
+  lock               held by the running process, which it names; else empty
 
 The lock is `flock`: the kernel frees it when the process ends, however it
 ends, so the file that stays behind means nothing.
@@ -31,10 +38,11 @@ from fedjax_ssl.training.checkpoint import manifest, sealed
 
 CONFIG = 'config.json'
 FLAGFILE = 'run.flags'  # All flags of the run, for --flagfile.
+ROWS = 'metrics.jsonl'  # What is measured, a row a line.
 FIT = 'fedjax_ssl.fit'  # The script of a run that was given its data.
 LOCK = 'lock'
 # Files that only a run leaves; without a config they belong to no run.
-_TRACES = ('metrics.jsonl', 'timings.jsonl', 'checkpoints')
+_TRACES = (ROWS, 'timings.jsonl', sealed.STEPS)
 
 
 class WorkdirError(ValueError):
@@ -317,6 +325,8 @@ def _way_on(folder: pathlib.Path, refused: changes_lib.Changes,
     own, place = (shlex.quote(str(x)) for x in (folder / FLAGFILE, folder))
     return (f' Continue it with --flagfile={own} --workdir={place}, or give '
             'another --workdir.')
+  if stored.get('origin', {}).get('script') == FIT:
+    return f' Give rounds={least} or more, or another workdir.'
   return f' Give --num_rounds={least} or more, or another --workdir.'
 
 
@@ -335,10 +345,15 @@ def _merged(folder: pathlib.Path, known: Mapping[str, Any],
 def least_rounds(folder: pathlib.Path, planned: int) -> int:
   """Returns the least `num_rounds` with which a run may go on.
 
-  It is what was planned, or a round more than is done, as the last round is
-  evaluated.
+  It is what is done, if that was evaluated, as the last round must be; else
+  one more, and not more than was planned.
   """
   done = max(manifest.rounds(folder / sealed.STEPS), default=0)
+  for line in reversed((sealed.content(folder / ROWS) or b'').splitlines()):
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+      row = json.loads(line)
+      if row['round'] == done and 'accuracy' in row:
+        return min(planned, done)
   return min(planned, done + 1)
 
 

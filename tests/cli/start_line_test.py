@@ -256,3 +256,32 @@ def test_the_knobs_of_the_setting_are_told_where_none_are_given(method, told):
              options=stub(method=method))
   line = 'this setting has it as fixmatch(threshold=0.8) by default'
   assert start_line._own_knobs(one) == (line if told else '')
+
+
+RAW = """
+import jax.numpy as jnp
+from fedjax_ssl import losses
+from fedjax_ssl.core.local_training import Aux
+from fedjax_ssl.methods.parts import averaging, network
+
+def raw(task, *, viewed: bool = False):
+  def loss_fn(model, given, batch, key):
+    rows = network.labeled_view(task, batch.labeled, key) if viewed else (
+        batch.labeled)
+    (logits,), stats = network.forward(task, model, rows, key=key)
+    loss, _ = losses.cross_entropy(logits, rows.labels, rows.mask)
+    return loss, Aux(stats, {})
+  return averaging.averaging(task, loss_fn, streams='labeled')
+"""
+
+
+@pytest.mark.parametrize('text, flags, told', [
+    ('raw', (), True), ('raw(viewed=True)', (), False),
+    ('raw', ('--weak=none', '--strong=none'), False)])
+def test_a_method_without_views_is_told(tmp_path, text, flags, told):
+  """Beside others that augment their rows it would seem to win or lose."""
+  (tmp_path / 'mine.py').write_text(RAW)
+  said = launcher.run(
+      tmp_path / 'run', *launcher.SMALL, '--num_rounds=1', '--seeds=0', *flags,
+      f'--method={tmp_path}/mine.py:{text}')
+  assert ('it makes no views of its rows' in first(said)) == told

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import data
+from fedjax_ssl.data.datasets import names
 
 WORDS = np.array(['emu', 'cat', 'dog'])
 
@@ -149,3 +150,32 @@ def test_wrong_tables_get_one_line(tmp_path, rows, words):
   with pytest.raises(data.DataError, match='toy.csv') as caught:
     table(tmp_path, rows)
   assert words in str(caught.value) and '\n' not in str(caught.value)
+
+
+class _NotKnown:
+  """As pandas.NA: no comparison with it is true or false."""
+
+  def __hash__(self):
+    return 0
+
+  def __eq__(self, other):
+    return self
+
+  def __ne__(self, other):
+    return self
+
+  def __bool__(self):
+    raise TypeError('boolean value of NA is ambiguous')
+
+  def __repr__(self):
+    return '<NA>'
+
+
+@pytest.mark.parametrize('missing, told', [
+    (None, 'row 1 is None'), (float('nan'), 'row 1 is nan'),
+    (_NotKnown(), 'row 1 is <NA>')])
+@pytest.mark.parametrize('take', [names.owners, names.check_names])
+def test_a_missing_word_is_no_word(take, missing, told):
+  words = np.array(['a', missing, 'b'], object)
+  with pytest.raises(data.DataError, match=told):
+    take(words)

@@ -230,3 +230,28 @@ def test_an_official_step_by_hand():
       metrics['labeled_loss'].total / 8,
       losses.cross_entropy(logits(params, known), known.labels, known.mask)[0],
       rtol=1e-5)
+
+
+@pytest.mark.parametrize('kind', ['labeled', 'unlabeled'])
+def test_under_weight_decay_official_networks_rest_without_their_rows(kind):
+  """The teacher in its supervised steps, and the student, which labels none."""
+  federation, _ = toy.federation()
+  task = toy.task(optimizer=optimizers.make(
+      'sgd', learning_rate=1.0, weight_decay=0.1))
+  images, labels = map(jnp.asarray, federation.train)
+  masks = {'labeled': jnp.ones(8), 'unlabeled': jnp.ones(8), kind: jnp.zeros(8)}
+  pair = Pair(Batch(images[:8], labels[:8], masks['labeled']),
+              Batch(images[8:16], labels[8:16], masks['unlabeled']),
+              jnp.float32(1))
+  schedule = meta_labels.Schedule(fine_tune=1, main=2, warmup=0, wait=0)
+  optimizer = task.optimizer(jnp.int32(0))
+  learner = meta_labels.start(task.model.init(KEY), optimizer)
+  if kind == 'labeled':
+    after, _ = jax.jit(meta_labels.fine_tune_step(task, schedule, optimizer))(
+        learner, pair, KEY)
+    chex.assert_trees_all_equal(after.teacher.params, learner.teacher.params)
+  else:
+    after, _ = jax.jit(meta_labels.main_step(task, schedule, optimizer))(
+        learner._replace(done=jnp.int32(1)), pair, KEY)
+    chex.assert_trees_all_equal(after.student, learner.student)
+  chex.assert_tree_all_finite(after)

@@ -72,12 +72,15 @@ def test_more_rounds_keep_the_horizon_of_the_first_start(tmp_path):
       {'flags': {'num_rounds': 30, 'eval_every': 2}, 'environment': {}}]
 
 
-@pytest.mark.parametrize('done, least', [(None, 1), (4, 5), (10, 10)])
+@pytest.mark.parametrize('done, row, least', [
+    (None, '', 1), (4, '', 5), (4, '{"round": 4}', 5), (10, '', 10),
+    (4, '{"round": 4, "accuracy": 0.5}', 4)])
 def test_a_run_may_end_earlier_but_not_before_what_is_done(
-    tmp_path, done, least):
+    tmp_path, done, row, least):
   start(tmp_path)
   if done:
     (tmp_path / 'checkpoints' / str(done)).mkdir(parents=True)
+    (tmp_path / workdir.ROWS).write_text(f'{row}\n')
   with pytest.raises(workdir.WorkdirError, match=(
       f'num_rounds 10 -> {least - 1}. Give --num_rounds={least} or more')):
     start(tmp_path, num_rounds=least - 1)

@@ -192,7 +192,8 @@ def _numbered(arrays: Arrays, given: np.ndarray | None
               ) -> tuple[Arrays, tuple[str, ...] | None]:
   """Returns the arrays with numbers for words, and the names of the classes."""
   names = None if given is None else names_lib.check_names(given)
-  arrays = {part: (inputs, names_lib.texts(labels, none=int(names_lib.NONE)))
+  none = int(names_lib.NONE)
+  arrays = {part: (inputs, names_lib.texts(labels, {none}))
             for part, (inputs, labels) in arrays.items()}
   kinds = {part: _KINDS.get(labels.dtype.kind)
            for part, (_, labels) in arrays.items() if labels.size}

@@ -1,7 +1,7 @@
 """Numbers from 0 on for the classes and clients that a file calls by name."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import re
 
 import numpy as np
@@ -11,17 +11,18 @@ from fedjax_ssl.data.files import DataError
 NONE = '-1'  # The label of a row without one, among words.
 
 
-def texts(values: np.ndarray, none: int | None = None) -> np.ndarray:
+def texts(values: np.ndarray, besides: Collection[int] = ()) -> np.ndarray:
   """Returns an array of objects that all are text, as pandas has, as str.
 
   Args:
     values: other arrays are returned as they are.
-    none: a number that may stand among the texts.
+    besides: numbers that may stand among the texts.
   """
   are = [isinstance(word, str) for word in values.flat] if (
       values.dtype.kind == 'O') else []
-  if any(are) and all(is_text or word == none for is_text, word in zip(
-      are, values.flat, strict=True)):
+  if any(are) and all(
+      is_text or isinstance(word, int | np.integer) and word in besides
+      for is_text, word in zip(are, values.flat, strict=True)):
     return values.astype(str)
   return values
 
@@ -35,7 +36,7 @@ def odd(values: np.ndarray) -> str:
   if values.dtype.kind not in 'Of' or values.ndim != 1:
     return ''
   for row, value in enumerate(values):
-    if value != value or not isinstance(value, str | int | float | np.number):
+    if not isinstance(value, str | int | float | np.number) or value != value:
       return f' (row {row} is {value})'
   return ''
 

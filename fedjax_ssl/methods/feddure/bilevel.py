@@ -219,7 +219,7 @@ def _regulate(carry: Carry, ahead: regulation.Lookahead,
     _, grads = regulation.meta_gradient(
         ahead, fine, labeled_loss, rate=virtual_rate)
     fine, fine_state = descend(rules.fine, grads, fine_state, fine,
-                               moves=known & rows)
+                               moves=known & rows & (virtual_rate > 0))
   if which != 'fine':
     grads = (ahead.gradient(lambda logits: accepted) if which == 'coarse'
              else ahead.fine_gradient(fine))

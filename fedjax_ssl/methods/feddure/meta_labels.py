@@ -122,7 +122,7 @@ def fine_tune_step(
     grads, stats = jax.grad(loss_of, has_aux=True)(learner.teacher.params)
     params, state = local_training.descend(
         optimizer, grads, learner.teacher_state, learner.teacher.params,
-        factor(learner.done, schedule))
+        factor(learner.done, schedule), moves=labeled.mask.sum() > 0)
     return learner._replace(
         teacher=Variables(params, stats), teacher_state=state,
         done=learner.done + 1), batching.passes(
@@ -151,7 +151,8 @@ def _student_step(task: Task, schedule: Schedule,
   rate = factor(learner.done - schedule.fine_tune, schedule,
                 wait=schedule.wait)
   params, state = local_training.descend(
-      optimizer, grads, learner.student_state, learner.student, rate)
+      optimizer, grads, learner.student_state, learner.student, rate,
+      moves=weak.mask.sum() > 0)
   return params, state, known(params) - known(learner.student)
 
 

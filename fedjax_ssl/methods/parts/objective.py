@@ -24,7 +24,7 @@ def labeled(logits: jax.Array | None, rows: Batch | None
 
 
 def total(batch: Pair, unlabeled_loss: jax.Array | None,
-          labeled_loss: jax.Array | None, *, labelings: int,
+          labeled_loss: jax.Array | None, *, labelings: int = 0,
           weight: Number = 1.0, mask_rate: Number = 1.0, views: int = 1,
           labeled_views: int = 1) -> tuple[jax.Array, Metrics]:
   """Computes L_s + weight L_u, or the one for which the batch has rows.
@@ -35,8 +35,9 @@ def total(batch: Pair, unlabeled_loss: jax.Array | None,
       batch has none, as in a server's training.
     labeled_loss: float32[], L_s; None if the batch has no labeled rows, as at
       clients whose labels are at the server.
-    labelings: forward passes of an unlabeled row that only label it, 0 if none
-      do; like `views` and `labeled_views` they are counted in the metrics.
+    labelings: forward passes of an unlabeled row that only label it: 1 where
+      guesses for weak views are constants. They are counted in the metrics, as
+      are `views` and `labeled_views`.
     weight: of L_u; 0 leaves L_s.
     mask_rate: share of the unlabeled rows that count in L_u.
     views: passes of an unlabeled row that train.
