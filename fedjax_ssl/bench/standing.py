@@ -80,7 +80,7 @@ def last_tenth(rows: Sequence[Mapping[str, Any]], name: str) -> float:
   """
   end = rows[-1]['round']
   recent = [row.get(name) for row in rows if row['round'] > 0.9 * end]
-  return float(np.mean([math.nan if v is None else v for v in recent]))
+  return float(np.mean(np.array(recent, np.float64)))  # None is NaN.
 
 
 def validation(folder: pathlib.Path) -> float:
@@ -194,8 +194,7 @@ def _worst(folder: pathlib.Path, rows: Sequence[Mapping[str, Any]], seed: int,
              if row['round'] > 0.9 * rows[-1]['round']]
   if labels is None or not file.exists() or not all(recalls):
     return math.nan
-  recall = np.mean([[math.nan if v is None else v for v in r]
-                    for r in recalls], axis=0)
+  recall = np.mean(np.array(recalls, np.float64), axis=0)  # None is NaN.
   return clients.worst(per_client.weighed(
       recall, client_rows(file, labels, len(recall))))
 

@@ -58,7 +58,7 @@ def accuracies(run: stored_runs.Run) -> dict[int, np.ndarray]:
     mine, recall = mixes(federation), rows[-1].get('per_class_accuracy')
     if mine is None or not recall or len(recall) != mine.shape[1]:
       continue
-    right = np.array([np.nan if v is None else v for v in recall], np.float64)
+    right = np.array(recall, np.float64)  # None is NaN.
     found[seed] = per_client.weighed(right, np.nan_to_num(mine))
     if not np.isfinite(found[seed]).any():
       del found[seed]

@@ -24,7 +24,7 @@ from fedjax_ssl.report import (
 from fedjax_ssl.report.text import as_csv, plain
 from fedjax_ssl.training import environment, workdir
 
-_CURVES = ('classes', 'clients')  # Charts that have a heading of their own.
+_OWN_HEADING = ('classes', 'clients')  # All other charts are curves.
 
 
 class Options(NamedTuple):
@@ -172,7 +172,7 @@ def _charts(drawn: Sequence[_Drawn], live: bool) -> list[str]:
   """Puts the charts under their headings."""
   script = ['<noscript>These charts need JavaScript; chart_*.svg beside this '
             'page are the same ones.</noscript>'] * live
-  curves = [d for d in drawn if d.chart.name not in _CURVES]
+  curves = [d for d in drawn if d.chart.name not in _OWN_HEADING]
   parts = _section('Curves', 'Line: mean over seeds; band: one standard '
                    'deviation to each side, as far as the metric goes.', curves)
   for name, title, note in (

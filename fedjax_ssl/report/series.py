@@ -158,8 +158,7 @@ def _classes(runs: Sequence[stored_runs.Run], plan: names.Plan
     rows = [seed[-1].get('per_class_accuracy') or [] for seed in run.seeds]
     if any(not row or len(row) != len(rows[0]) for row in rows):
       return None
-    values = 100 * np.array([[np.nan if v is None else v for v in row]
-                             for row in rows], np.float64)
+    values = 100 * np.array(rows, np.float64)  # None is NaN.
     return np.arange(values.shape[1]), values
   lines = _lines(runs, True, read)
   if not lines:

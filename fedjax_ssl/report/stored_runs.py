@@ -40,7 +40,6 @@ class Run:
     seconds: of the whole run, by the clock, summed over folders; None if some
       of these times are lost.
     paper: the paper's number, if a flagfile names one.
-    source: first comment line of that flagfile.
     numbers: the seeds themselves, in the order of `seeds`. All have rows up to
       the same round.
     planned: all seeds that the configuration asks for.
@@ -60,7 +59,6 @@ class Run:
   seeds: list[list[Row]]
   seconds: float | None
   paper: paper_flags.Printed | None = None
-  source: str = ''
   numbers: tuple[int, ...] = ()
   planned: tuple[int, ...] = ()
   changed: tuple[str, ...] | None = ()
@@ -158,8 +156,7 @@ def read(folder: str | os.PathLike[str], name: str = '',
     numbers = tuple(s[0].get('seed', planned[0]) for s in seeds)
     return Run(title, [path], config, seeds,
                summary_lib.elapsed(times), paper_flags.printed(comments),
-               comments[0] if comments else '', numbers,
-               tuple(planned), _changed(config, defaults),
+               numbers, tuple(planned), _changed(config, defaults),
                _federations(config['facts'], planned[0], numbers), title)
   except KeyError as error:
     raise ValueError(f'{path} is damaged: {error} is missing.') from error
@@ -495,6 +492,4 @@ def default_target(runs: Sequence[Run]) -> float:
 def traffic(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
   """Returns bytes sent so far, both ways, and accuracy, float64[R] each."""
   sent = np.cumsum([_sent(row) for row in rows])
-  accuracy = np.array([np.nan if r.get('accuracy') is None else r['accuracy']
-                       for r in rows], np.float64)
-  return sent, accuracy
+  return sent, summary_lib.column(rows, 'accuracy')

@@ -111,8 +111,8 @@ def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
     raise ValueError('rows=[]: nothing was measured.')
   if tail < 1:
     raise ValueError(f'tail={tail} must be at least 1.')
-  accuracy = _column(rows, 'accuracy')
-  validation = _column(rows, 'val_accuracy')
+  accuracy = column(rows, 'accuracy')
+  validation = column(rows, 'val_accuracy')
   trained = sum(row['round'] > 0 for row in rows)
   chosen = np.where(np.isnan(accuracy), np.nan, validation)
   result: dict[str, Any] = {
@@ -337,10 +337,9 @@ def band(values: np.ndarray, *, percent: bool
   return np.where((low < 0) & (least >= 0), np.minimum(least, mean), low), high
 
 
-def _column(rows: Sequence[Row], name: str) -> np.ndarray:
+def column(rows: Sequence[Row], name: str) -> np.ndarray:
   """Returns a metric by row, float64[R], NaN where a row lacks it."""
-  values = [row.get(name) for row in rows]
-  return np.array([np.nan if v is None else v for v in values], np.float64)
+  return np.array([row.get(name) for row in rows], np.float64)
 
 
 def _value(number: Any) -> float | None:
@@ -415,7 +414,7 @@ def epsilon(values: Sequence[float | None], nominal: bool) -> str:
 
 def _final(seeds: Sequence[Sequence[Row]]) -> float:
   """Computes the mean final accuracy; NaN if a seed has none."""
-  return float(np.mean([_column(rows, 'accuracy')[-1] for rows in seeds]))
+  return float(np.mean([column(rows, 'accuracy')[-1] for rows in seeds]))
 
 
 def curve(seeds: Sequence[Sequence[Row]], name: str

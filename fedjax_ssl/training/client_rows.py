@@ -224,7 +224,7 @@ class RowsOnDisk(Rows):
             _read(self._descriptor, rows[k], self._size * place + leaf.offset)
         still = self._is_still()
       if not self._seen[client]:
-        record = self._record_of(client)
+        record = self._read_record(client)
         for leaf, rows in parts:
           rows[k] = record[leaf.offset:leaf.offset + leaf.size]
         self._seen[client] = still
@@ -248,7 +248,7 @@ class RowsOnDisk(Rows):
     place, sums = self._table.place, self._table.sums
     for k, client in enumerate(ids):
       if not self._fresh[client]:
-        place[client] = self._record()
+        place[client] = self._free_record()
         self._fresh[client] = self._seen[client] = True
       total = 0
       for leaf, part in zip(self._leaves, parts, strict=True):
@@ -258,7 +258,7 @@ class RowsOnDisk(Rows):
                  self._size * int(place[client]) + leaf.offset)
       sums[client] = total
 
-  def _record_of(self, client: int) -> np.ndarray:
+  def _read_record(self, client: int) -> np.ndarray:
     """Returns a record, uint8; raises RowsError unless it is what was saved."""
     record: Any = np.empty(self._size, np.uint8)
     with _naming(self._file):
@@ -274,8 +274,8 @@ class RowsOnDisk(Rows):
                       f'{advice[0].upper()}{advice[1:]}')
     return record
 
-  def _record(self) -> int:
-    """A record that nobody needs."""
+  def _free_record(self) -> int:
+    """Returns the number of a record that nobody needs."""
     if self._free:
       return self._free.pop()
     record = int(self._table.used)

@@ -18,8 +18,7 @@ def scalars(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
   Returns:
     By name float64[rows], NaN where a row has none; round and seed int64.
   """
-  return {name: np.array([np.nan if row.get(name) is None else row[name]
-                          for row in rows],
+  return {name: np.array([row.get(name) for row in rows],
                          np.int64 if name in _WHOLE else np.float64)
           for name in _names(rows) if not _is_list(rows, name)}
 
@@ -37,9 +36,8 @@ def lists(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
   for name in _names(rows):
     if _is_list(rows, name):
       width = max(len(row.get(name) or ()) for row in rows)
-      found[name] = np.array(
-          [[np.nan if x is None else x for x in row.get(name) or [None] * width]
-           for row in rows], np.float64)
+      found[name] = np.array([row.get(name) or [None] * width for row in rows],
+                             np.float64)
   return found
 
 

@@ -333,12 +333,12 @@ def test_a_run_that_has_just_begun_does_not_block_the_others(tmp_path):
   done = _call(str(tmp_path / 'sweep'))
   assert done.returncode == 0 and '| a |' in done.stdout
   line, = done.stderr.splitlines()
-  assert line.startswith('left out: ') and 'b has no rows' in line
+  assert line.startswith('left out: ') and 'b has no evaluated round' in line
   assert _call(str(runs[1])).returncode == 2
   (runs[0] / 'metrics.jsonl').write_text('')
   done = _call(str(tmp_path / 'sweep'))
   assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-  assert done.stderr.count('has no rows') == 2
+  assert done.stderr.count('has no evaluated round') == 2
 
 
 def test_an_epsilon_plot_is_whole_or_the_old_one(tmp_path, monkeypatch):

@@ -37,9 +37,9 @@ def test_one_damaged_run_does_not_block_the_others(tmp_path, capsys):
   assert report.main([good, empty, torn, f'--out={out}']) == 0
   lines = capsys.readouterr().err.splitlines()
   assert [x.split(':')[0] for x in lines] == ['left out'] * 2
-  assert 'empty has no rows' in lines[0] and 'torn' in lines[1]
+  assert 'empty has no evaluated round' in lines[0] and 'torn' in lines[1]
   page = (out / 'index.html').read_text()
-  assert page.count('left out: ') == 2 and 'empty has no rows' in page
+  assert page.count('left out: ') == 2 and 'empty has no evaluated' in page
   assert report.main([empty, torn, f'--out={out}']) == 2
   assert len(capsys.readouterr().err.splitlines()) == 1
 
