@@ -87,11 +87,20 @@ def validation(folder: pathlib.Path) -> float:
   """Returns a configuration's validation accuracy, or -inf without one.
 
   Raises:
-    ValueError: if the folder holds no run.
+    ValueError: if the folder holds no run, or not all of its rounds.
   """
-  run = stored_runs.read(folder)
+  run = _finished(folder)
   found = np.mean([last_tenth(rows, 'val_accuracy') for rows in run.seeds])
   return float(found) if np.isfinite(found) else -math.inf
+
+
+def _finished(folder: pathlib.Path) -> stored_runs.Run:
+  """Reads a run; ValueError if it has not all rows."""
+  run = stored_runs.read(folder)
+  if run.rounds < run.num_rounds:
+    raise ValueError(f'{folder} has {run.rounds} of its {run.num_rounds} '
+                     'rounds; remove it, and it is run again.')
+  return run
 
 
 def choose(tried: Sequence[tuple[plan.Configuration, float]]
@@ -112,9 +121,9 @@ def measure(folder: pathlib.Path, entry: plan.Entry,
     labels: int[D], classes of all training rows; None leaves `worst` unknown.
 
   Raises:
-    ValueError: if the folder holds no run.
+    ValueError: if the folder holds no run, or not all of its rounds.
   """
-  run = stored_runs.read(folder)
+  run = _finished(folder)
   seeds = run.seeds
   rounds = tuple(sorted(set.intersection(
       *({row['round'] for row in rows} for rows in seeds))))

@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     place, out = pathlib.Path(str(error.filename or args.out)), args.out
     if not place.absolute().is_relative_to(pathlib.Path(out).absolute()):
       raise  # It names the file.
-    inside = f'{error.filename}: ' if str(place) != out else ''
+    inside = '' if place == pathlib.Path(out) else f'{place}: '
     raise ValueError(f'--out={out} cannot be used: {inside}'
                      f'{error.strerror or error}.') from error
 
@@ -155,6 +155,7 @@ class _Bench:
         raise ValueError(f'--{name}={getattr(args, name)} must be at least 1.')
     arguments.check_passed(changed, bench_flags.OWN, 'the bench')
     self._args = args
+    self._told: set[str] = set()  # Damage that a line has told.
     self._changed = bench_flags.given(self._out, changed,
                                       looking=args.status)
     self._runs = bench_runs.Runs(self._bed, self._out, args.configurations,
@@ -365,8 +366,14 @@ class _Bench:
           plan.search_run(entry, self._bed, configuration)
           for configuration in self._runs.tries(entry)))
       if code == 0:
-        code = self._sweep(f'{title}, final seeds', self._runs.finals(
-            entry, standing.choose(self._runs.tried(entry))))
+        try:
+          best = standing.choose(self._runs.tried(entry))
+        except ValueError as error:  # Damaged rows stop no other.
+          print(f'error: {entry.name}: {error}', file=sys.stderr)
+          code = 1
+        else:
+          code = self._sweep(f'{title}, final seeds',
+                             self._runs.finals(entry, best))
       if code > 1:
         return code
       worst = max(worst, code)
@@ -387,9 +394,22 @@ class _Bench:
                        python=self._args.python, env={}, title=title).run()
 
   def _found(self, entry: plan.Entry) -> records.Record | None:
-    """Returns a row whose configurations were all tried, or None."""
+    """Returns a row whose configurations were all tried, or None.
+
+    None is a row of which some run is damaged, too, which a line says.
+    """
     if entry.name in self._stored:
       return self._stored[entry.name]
+    try:
+      return self._measured(entry)
+    except ValueError as error:
+      if str(error) not in self._told:
+        self._told.add(str(error))
+        print(f'left out: {entry.name}: {error}', file=sys.stderr)
+      return None
+
+  def _measured(self, entry: plan.Entry) -> records.Record | None:
+    """Reads a row's runs; see `_found`. Raises ValueError for damaged ones."""
     tried = self._runs.tried(entry)
     if len(tried) < len(self._runs.tries(entry)):
       return None
@@ -426,7 +446,7 @@ class _Bench:
     text = page.markdown(
         self._bed, lines, found, self._command(), self._args.configurations,
         self._changed,
-        {e.name: (len(self._runs.tried(e)), len(self._runs.tries(e)))
+        {e.name: (len(self._runs.done_tries(e)), len(self._runs.tries(e)))
          for e in self._entries if e.name not in found})
     stored = records.written(self._bed, lines, found,
                              self._args.configurations, self._changed)

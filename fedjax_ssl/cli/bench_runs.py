@@ -50,16 +50,21 @@ class Runs:
     """Returns the configurations of a row that are tried."""
     return plan.configurations(entry, self._bed, self._configurations)
 
+  def done_tries(self, entry: plan.Entry) -> list[plan.Configuration]:
+    """Returns the configurations already run."""
+    return [one for one in self.tries(entry)
+            if self.done(plan.search_run(entry, self._bed, one))]
+
   def tried(self, entry: plan.Entry
             ) -> list[tuple[plan.Configuration, float]]:
-    """Returns the configurations already run, with validation accuracy."""
-    found = []
-    for configuration in self.tries(entry):
-      run = plan.search_run(entry, self._bed, configuration)
-      if self.done(run):
-        found.append((configuration,
-                      standing.validation(self._out / run.name)))
-    return found
+    """Returns the configurations already run, with validation accuracy.
+
+    Raises:
+      ValueError: if the rows of one are damaged.
+    """
+    return [(one, standing.validation(
+        self._out / plan.search_run(entry, self._bed, one).name))
+            for one in self.done_tries(entry)]
 
   def finals(self, entry: plan.Entry, configuration: plan.Configuration
              ) -> list[plan.Run]:
@@ -68,19 +73,24 @@ class Runs:
             for skew in self._bed.skews]
 
   def is_finished(self, entry: plan.Entry) -> bool:
-    """Returns whether all runs of a row are done in the folder."""
-    tried = self.tried(entry)
+    """Returns whether all runs of a row are done in the folder, and whole."""
+    try:
+      tried = self.tried(entry)
+    except ValueError:
+      return False
     return len(tried) == len(self.tries(entry)) and all(
         map(self.done, self.finals(entry, standing.choose(tried))))
 
   def progress(self, entry: plan.Entry) -> str:
     """Says how many tries are done, what they chose, and its final seeds."""
-    tried = self.tried(entry)
-    wanted = len(self.tries(entry))
+    tried, wanted = self.done_tries(entry), len(self.tries(entry))
     said = f'{len(tried)}/{wanted} tried'
     if len(tried) < wanted:
       return said
-    best = standing.choose(tried)
+    try:
+      best = standing.choose(self.tried(entry))
+    except ValueError as error:
+      return f'{said}, {error}'
     done = sum(map(self.done, self.finals(entry, best)))
     return (f'{said}, {choice(entry, best)}, '
             f'final {done}/{len(self._bed.skews)}')

@@ -122,7 +122,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       state = runner.state_shape(made, federations[0])
       methods.check_report(made, state.server)
       runner.check_names(made, state, runner.totals_shape(
-          made, *runner.placed_shapes(federations[0], state, mesh)))
+          made, federations[0], state))
       client_memory.check(options, made, state, federations, folder)
       cohorts = [_cohort(one, federations[0], state)
                  for one in noted.samplers]

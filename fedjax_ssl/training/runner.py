@@ -78,27 +78,6 @@ def state_shape(method: Method, federation: Federation) -> State:
   return state
 
 
-def placed_shapes(federation: Federation, state: State, mesh: Mesh | None
-                  ) -> tuple[Federation, State]:
-  """Returns shapes as the loop's arrays will have them.
-
-  Traced with these, a round is not traced again by the loop, for whose trace it
-  matters where arrays live.
-
-  Args:
-    federation: arrays on the host.
-    state: of `state_shape`.
-    mesh: with the one axis 'clients'; None leaves both as they are.
-  """
-  if mesh is None:
-    return federation, state
-  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(
-      np.shape(x), jax.dtypes.canonicalize_dtype(np.asarray(x).dtype)),
-                        federation)
-  placed, = sharding.federations([shapes], mesh)
-  return placed, sharding.state(state, mesh)
-
-
 def totals_shape(method: Method, federation: Any, state: Any,
                  key: jax.Array | None = None) -> Totals:
   """Returns the totals' shapes, without a round; `key` is like the round's."""

@@ -1,8 +1,7 @@
 """Where arrays live: on one device, or on a mesh that may span processes.
 
 Nothing is sent: every process holds the same values on the host, and puts on
-its own devices the parts that belong there. On a mesh shapes are placed as
-arrays are.
+its own devices the parts that belong there.
 """
 from __future__ import annotations
 
@@ -22,9 +21,7 @@ def replicated(mesh: Mesh | None) -> NamedSharding | None:
   return None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
 
-def _put(x: Any, sharding: NamedSharding) -> Any:
-  if isinstance(x, jax.ShapeDtypeStruct):
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+def _put(x: Any, sharding: NamedSharding) -> jax.Array:
   host = np.asarray(x)
   return jax.make_array_from_callback(
       host.shape, sharding, lambda index: host[index])

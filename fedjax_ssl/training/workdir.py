@@ -301,7 +301,7 @@ def _compare(folder: pathlib.Path, stored: Mapping[str, Any],
     raise WorkdirError(f'{folder / CONFIG} is damaged: its num_rounds is '
                        f'{known!r}.')
   changes = changes_lib.between(stored['flags'], flags)
-  least = least_rounds(folder, known)
+  least = least_rounds(folder, known) if 'num_rounds' in changes else 0
   refused = {k: v for k, v in changes.items()
              if k not in allow or not _may_become(k, *v, least)}
   if refused:

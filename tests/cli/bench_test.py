@@ -444,26 +444,6 @@ def test_status_of_a_folder_that_is_not_there_is_refused(
   assert bench(*asked)[2] == ''
 
 
-def test_damage_to_one_row_stops_no_other(bench, out):
-  """A row whose file is damaged is no finished one; what the table has stays.
-
-  Its own turn is another matter, as runs refuse to go on from damage.
-  """
-  assert bench('clients', 'fixmatch', *CHANGED)[0] == 0
-  table = (out / 'clients.json').read_bytes()
-  final = next(out.glob('clients__fixmatch__mild__final*'))
-  whole = (final / 'metrics.jsonl').read_bytes()
-  (final / 'metrics.jsonl').write_bytes(b'garbage\n' + whole)
-  (out / 'clients__fixmatch__try0' / 'config.json').write_bytes(b'')
-  assert bench('clients', 'labels_only', *CHANGED)[0] == 0
-  assert (out / 'clients.json').read_bytes() == table
-  said = bench('clients', 'fixmatch', '--status')[1]
-  assert 'fixmatch                 2/3 tried' in said
-  (out / 'changed.json').write_bytes(b'')
-  code, _, errors = bench('clients', 'fixmatch', '--status')
-  assert code == 2 and 'changed.json is damaged; remove it, and give' in errors
-
-
 def test_a_misspelt_flag_is_answered_with_the_nearest(capsys):
   with pytest.raises(SystemExit) as ended:
     cli.main(['bench', 'clients', '--out=here', '--statsu'])

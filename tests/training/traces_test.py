@@ -31,21 +31,15 @@ def counter():
   return Counter()
 
 
-@pytest.mark.parametrize('kind, on_mesh', [
-    (runner.Sequential, False), (runner.Together, False),
-    (runner.Sequential, True)])
-def test_shapes_seeds_and_the_loop_share_one_trace(counter, kind, on_mesh):
-  mesh = jax.make_mesh((1,), ('clients',), axis_types=(
-      jax.sharding.AxisType.Auto,)) if on_mesh else None
-  task = dataclasses.replace(counter.task, mesh=mesh)
-  method = methods.make('fixmatch(keep_local=True)', task)
+@pytest.mark.parametrize('kind', [runner.Sequential, runner.Together])
+def test_shapes_seeds_and_the_loop_share_one_trace(counter, kind):
+  method = methods.make('fixmatch', counter.task)
   federation, _ = toy.federation()
-  state = runner.state_shape(method, federation)
-  runner.totals_shape(
-      method, *runner.placed_shapes(federation, state, mesh))
+  state = method.init(jax.random.key(0), federation)
+  runner.totals_shape(method, federation, state)
   once = counter.count
   assert once > 0
-  runs = kind(method, [federation] * 2, [0, 1], mesh)
+  runs = kind(method, [federation] * 2, [0, 1], None)
   runs.start(None)
   runs.advance(0, 2)
   runs.advance(2, 1)

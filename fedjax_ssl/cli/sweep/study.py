@@ -19,7 +19,6 @@ from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.core import imports, registry
 from fedjax_ssl.running import settings
 from fedjax_ssl.training import changes as changes_lib
-from fedjax_ssl.training import workdir
 
 _SHOWN = 5  # Folders that a line names.
 # What a run may decide by itself, or take from what it has stored.
@@ -160,10 +159,11 @@ def conflict(out: pathlib.Path, cell: grid.Cell) -> str:
     differs = _refused(setting, options, given, stored, _knobs(
         cells_lib.config_of(folder, 'facts')))
     rounds = stored.get('num_rounds')
-    if isinstance(rounds, int) and options.num_rounds < workdir.least_rounds(
-        folder, rounds):
-      differs['num_rounds'] = rounds, options.num_rounds
-  except (ValueError, TypeError, AttributeError, flags.Error):
+    if isinstance(rounds, int) and options.num_rounds < rounds:
+      from fedjax_ssl.training import workdir  # It imports JAX.
+      if options.num_rounds < workdir.least_rounds(folder, rounds):
+        differs['num_rounds'] = rounds, options.num_rounds
+  except (ValueError, TypeError, AttributeError, OSError, flags.Error):
     return ''  # Wrong flags, or a damaged file; others say so.
   return changes_lib.listed(differs)
 

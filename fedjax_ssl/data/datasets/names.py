@@ -37,7 +37,7 @@ def odd(values: np.ndarray) -> str:
     return ''
   for row, value in enumerate(values):
     if not isinstance(value, str | int | float | np.number) or value != value:
-      return f' (row {row} is {value})'
+      return f' (row {row} is {" ".join(str(value).split())[:40]})'
   return ''
 
 

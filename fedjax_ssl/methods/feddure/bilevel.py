@@ -209,7 +209,8 @@ def _regulate(carry: Carry, ahead: regulation.Lookahead,
 
   Returns the carry and the reward (3). `labeled_loss` takes parameters;
   `known` says whether it has rows; `accepted` are the row weights if there is
-  no F-reg. C-reg rests without unlabeled rows, F-reg without either kind.
+  no F-reg. C-reg rests without unlabeled rows; F-reg moves if there are rows
+  of both kinds and a virtual rate.
   """
   reward = jnp.float32(0)
   (local_state, coarse_state, fine_state) = carry.opt_states
