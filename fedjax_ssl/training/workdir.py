@@ -93,8 +93,7 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
   """Opens the folder of a run for this process alone.
 
   The first start writes `config.json`. A later start must bring the same
-  flags, apart from those in `allow`; `num_rounds` is as before, or more than
-  is done.
+  flags, apart from those in `allow`; `num_rounds` is `least_rounds` or more.
 
   In a run of several processes all of them call this: the first one does the
   work, and all return or raise alike (see `processes.once`). The others need
@@ -350,7 +349,7 @@ def least_rounds(folder: pathlib.Path, planned: int) -> int:
   """
   done = max(manifest.rounds(folder / sealed.STEPS), default=0)
   for line in reversed((sealed.content(folder / ROWS) or b'').splitlines()):
-    with contextlib.suppress(ValueError, TypeError, RecursionError):
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
       row = json.loads(line)
       if row['round'] == done and 'accuracy' in row:
         return min(planned, done)

@@ -74,6 +74,7 @@ def test_more_rounds_keep_the_horizon_of_the_first_start(tmp_path):
 
 @pytest.mark.parametrize('done, row, least', [
     (None, '', 1), (4, '', 5), (4, '{"round": 4}', 5), (10, '', 10),
+    (4, '{"accuracy": 0.5}\n[]\n\\0', 5),
     (4, '{"round": 4, "accuracy": 0.5}', 4)])
 def test_a_run_may_end_earlier_but_not_before_what_is_done(
     tmp_path, done, row, least):
