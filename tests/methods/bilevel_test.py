@@ -265,7 +265,7 @@ def test_without_labels_f_reg_rests_and_without_images_both_do():
   chex.assert_trees_all_equal(before.fine, after.fine)
   assert not np.isfinite(metrics['reward'])  # Of nothing: no mean.
   chex.assert_tree_all_finite(after)
-  before, after, metrics = rests(model, views._replace(
+  before, after, metrics = run(model, views._replace(
       weak=views.weak._replace(mask=none),
       strong=views.strong._replace(mask=none)))
   chex.assert_trees_all_equal(before.coarse, after.coarse)
