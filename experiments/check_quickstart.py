@@ -17,7 +17,7 @@ import sys
 
 import numpy as np
 
-from fedjax_ssl.report import printing, summary
+from fedjax_ssl.report import canvas, printing, summary
 from fedjax_ssl.training import metrics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -96,7 +96,7 @@ def draw(folder: pathlib.Path, picture: pathlib.Path) -> None:
   runs = summary.load({name: [folder / place] for name, place in ROWS.items()})
   # The same run makes the same bytes.
   with matplotlib.rc_context({'svg.hashsalt': 'fedjax_ssl'}):
-    summary.plot_curves(runs, picture, panels=('accuracy',))
+    canvas.write(summary.curves(runs, panels=('accuracy',)), picture)
   text = picture.read_text('utf-8')
   text = re.sub(r'\n *<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
   picture.write_text(text, 'utf-8')

@@ -28,7 +28,7 @@ from fedjax_ssl.bench import page as bench_page
 from fedjax_ssl.bench import picture, plan, records, standing
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import results as stored_results
-from fedjax_ssl.report import stored_study, summary, verdict
+from fedjax_ssl.report import canvas, stored_study, summary, verdict
 from fedjax_ssl.training import environment
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -437,7 +437,7 @@ def by_labels(file: pathlib.Path) -> bytes:
       kind, _, end = name.rpartition(' ')
       axes.plot(*zip(*sorted(found.items()), strict=True), marker='o',
                 markersize=4, label=name,
-                color=summary.COLOURS[kinds.index(kind) % len(summary.COLOURS)],
+                color=canvas.COLOURS[kinds.index(kind) % len(canvas.COLOURS)],
                 linestyle=_DASHES[ends.index(end) % len(_DASHES)])
     axes.set_xscale('log')
     ticks = sorted({x for found in lines.values() for x in found})

@@ -288,16 +288,13 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   facts = stored['facts']
   for place in stored['flags'].get('imports') or ():
     registry.import_place(place)
-  spec, struct = _rebuilt(workdir, facts)
-  run_seeds = facts['task'].get('seeds')
-  task = task_lib.make_task(spec)
-  with checks.stored():
-    method = methods.make(spec.method, task)
+  spec, task, method, struct = _rebuilt(workdir, facts)
   state = runner.state_shape(method, struct)
   place = client_rows.Place(
       stored['flags'].get('client_memory', 'device'),
       pathlib.Path(workdir) / client_rows.FOLDER)
-  shape = runner.checkpoint_template(method, struct, state, run_seeds, place)
+  shape = runner.checkpoint_template(method, struct, state,
+                                     facts['task']['seeds'], place)
   found = checkpoint.Checkpoints(
       os.path.join(os.fspath(workdir), sealed.STEPS),
       run=sealed.identity(began['facts'])).restore(shape)
@@ -312,7 +309,16 @@ def load(workdir: str | os.PathLike[str]) -> Run:
 
 
 def _rebuilt(where: str | os.PathLike[str], facts: Mapping[str, Any]
-             ) -> tuple[task_lib.TaskSpec, Federation]:
+             ) -> tuple[task_lib.TaskSpec, Task, Method, Federation]:
+  """Returns what a stored run was made of, and a federation of its shapes."""
+  spec, struct = _read(where, facts)
+  task = task_lib.make_task(spec)
+  with checks.stored():
+    return spec, task, methods.make(spec.method, task), struct
+
+
+def _read(where: str | os.PathLike[str], facts: Mapping[str, Any]
+          ) -> tuple[task_lib.TaskSpec, Federation]:
   """Returns the spec of a stored run, and a federation of its shapes."""
   try:
     saved = facts['task']
@@ -390,10 +396,7 @@ def _load_file(path: str | os.PathLike[str]) -> Run:
   except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile):
     raise ValueError(f'{os.fspath(path)} holds no model that Run.save wrote.'
                      ) from None
-  spec, struct = _rebuilt(path, facts)
-  task = task_lib.make_task(spec)
-  with checks.stored():
-    method = methods.make(spec.method, task)
+  spec, task, method, struct = _rebuilt(path, facts)
   shapes = runner.state_shape(method, struct).server
   wanted = _named(shapes)
   if {name: (leaf.shape, leaf.dtype) for name, leaf in wanted} != {

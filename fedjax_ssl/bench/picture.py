@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.bench import standing
-from fedjax_ssl.report.summary import COLOURS
+from fedjax_ssl.report.canvas import COLOURS
 
 _MARKS = 'osD^v'  # Of the skews.
 _BELOW = 25.0  # Points that the axis goes below the lower bounds.

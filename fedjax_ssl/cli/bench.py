@@ -48,7 +48,7 @@ from fedjax_ssl.cli.check_methods import vouch
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import slots
 from fedjax_ssl.core import checks, disk, imports, knobs, registry
-from fedjax_ssl.report import printing, summary
+from fedjax_ssl.report import canvas, printing, summary
 from fedjax_ssl.running import settings
 from fedjax_ssl.training import environment, workdir
 
@@ -465,8 +465,8 @@ class _Bench:
       curves = {row.measured.entry.name: row.measured.evaluations()
                 for row in page.drawn(rows)}
       if curves:
-        summary.plot_curves(curves, self._out / f'{self._bed.name}_{skew}.svg',
-                            panels=('accuracy',))
+        canvas.write(summary.curves(curves, panels=('accuracy',)),
+                     self._out / f'{self._bed.name}_{skew}.svg')
 
   def _command(self) -> str:
     """Returns the command that goes on with this table."""

@@ -36,7 +36,6 @@ from fedjax_ssl.training import metrics
 
 _EVERY = 30  # Seconds between two looks.
 _DAY = 24 * 60 * 60  # Seconds.
-_WAITING = 'waiting: '  # How the news of a report that is not there begins.
 _FILES = (metrics.METRICS, 'config.json', 'checkpoints')
 
 
@@ -129,29 +128,31 @@ def _watch(args: argparse.Namespace) -> int:
   Returns:
     The exit code, 1 if a page that was written could not be at the end.
   """
+  index = pathlib.Path(args.out) / 'index.html'
   said, seen, shown = '', None, False
-  def once(refresh: int) -> str:
-    left_out: list[str] = []
+  def why_not(refresh: int, left_out: list[str]) -> str:
     try:
       _write(args, left_out, refresh)
     except (ValueError, OSError) as error:
-      return f'{_WAITING}{" ".join(str(error).split())}'
-    return '\n'.join([f'Report: {pathlib.Path(args.out) / "index.html"}',
-                      *(f'left out: {line}' for line in left_out)])
+      return ' '.join(str(error).split())
+    return ''
   with contextlib.suppress(KeyboardInterrupt):
     while True:
       now = _state(args.workdirs)
       if now != seen:
-        seen, news = now, once(args.watch)
-        shown |= not news.startswith(_WAITING)
+        seen, left_out = now, list[str]()
+        missing = why_not(args.watch, left_out)
+        shown |= not missing
+        news = f'waiting: {missing}' if missing else '\n'.join(
+            [f'Report: {index}', *(f'left out: {line}' for line in left_out)])
         if news != said:
           said = news
           printing.say(said, stream=sys.stderr)
       time.sleep(args.watch)
   with contextlib.suppress(KeyboardInterrupt):  # One more ends it at once.
-    if (news := once(0)).startswith(_WAITING) and shown:
-      printing.say(f'{pathlib.Path(args.out) / "index.html"} goes on renewing '
-                   f'itself: {news.removeprefix(_WAITING)}', stream=sys.stderr)
+    if (missing := why_not(0, [])) and shown:
+      printing.say(f'{index} goes on renewing itself: {missing}',
+                   stream=sys.stderr)
       return 1
   return 0
 

@@ -21,7 +21,7 @@ from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Array, Federation, State
-from fedjax_ssl.report import summary
+from fedjax_ssl.report import canvas, summary
 from fedjax_ssl.running import client_memory, execution, runs, stopping
 from fedjax_ssl.running import job as job_lib
 from fedjax_ssl.training import columns, offloaded, runner
@@ -218,11 +218,7 @@ class Run:
       checks.check('metric', panel, summary.drawable(rows))
     chart = summary.curves(rows, panels=panels or ('accuracy', 'loss'))
     if path is not None:
-      try:
-        chart.savefig(path, dpi=150)
-      except OSError as error:
-        raise ValueError(f'{os.fspath(path)} cannot be written: '
-                         f'{error.strerror or error}.') from error
+      canvas.write(chart, path)
     def png() -> bytes:
       file = io.BytesIO()
       chart.savefig(file, format='png', dpi=100)

@@ -13,10 +13,8 @@ from matplotlib import lines as mlines
 from matplotlib.backends import backend_pdf, backend_svg
 import numpy as np
 
-from fedjax_ssl.report import clients, names, series
-from fedjax_ssl.report.summary import COLOURS
+from fedjax_ssl.report import canvas, clients, names, series
 
-DASHES: tuple[Any, ...] = ('-', (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)))
 _STYLE: Any = {
     'svg.fonttype': 'none', 'font.size': 10, 'svg.hashsalt': 'fedjax_ssl',
     'font.family': 'sans-serif', 'axes.spines.top': False,
@@ -31,9 +29,7 @@ Looks = Sequence[names.Look]
 
 def style(look: names.Look) -> dict[str, Any]:
   """Returns the colour and the dash of a run, the same in every chart."""
-  turn, place = divmod(look.colour, len(COLOURS))
-  return {'color': COLOURS[place],
-          'linestyle': DASHES[(look.dash + turn) % len(DASHES)]}
+  return canvas.line(look.colour, look.dash)
 
 
 def inline(chart: series.Chart, looks: Looks) -> list[tuple[str, str]]:
@@ -167,9 +163,8 @@ def _bars(axes: Any, lines: Sequence[series.Line], looks: Looks) -> None:
 
 def bar_style(look: names.Look) -> dict[str, Any]:
   """Returns the colour of a bar; other dashes are fainter bars."""
-  turn, place = divmod(look.colour, len(COLOURS))
-  return {'color': COLOURS[place],
-          'alpha': (1.0, .65, .45, .3)[(look.dash + turn) % len(DASHES)]}
+  colour, dash = canvas.look(look.colour, look.dash)
+  return {'color': colour, 'alpha': (1.0, .65, .45, .3)[dash]}
 
 
 def _heat(drawing: Any, axes: Any, lines: Sequence[series.Line]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.report import charts, names, series
+from fedjax_ssl.report import canvas, charts, names, series
 
 _MOST_NUMBERS = 120_000  # Of all curves in a page, about 8 bytes each.
 _DASH = ('solid', 'dash', 'dot', 'dashdot')
@@ -78,7 +78,7 @@ def _thinned(line: series.Line, most: int) -> series.Line:
 def _curve(chart: series.Chart, line: series.Line, look: names.Look
            ) -> list[dict[str, Any]]:
   """Makes the mean, and behind it the band between two invisible lines."""
-  colour = charts.style(look)['color']
+  colour, dash = canvas.look(look.colour, look.dash)
   x = _numbers(line.x)
   found = []
   if line.low is not None and line.high is not None:
@@ -87,13 +87,12 @@ def _curve(chart: series.Chart, line: series.Line, look: names.Look
     found = [edge | {'y': _numbers(line.low)},
              edge | {'y': _numbers(line.high), 'fill': 'tonexty',
                      'fillcolor': f'rgba({_rgb(colour)},0.18)'}]
-  turn = look.colour // len(charts.COLOURS)
   said, spread = _spread(line)
   return [*found, {
       'x': x, 'y': _numbers(line.mean), 'name': _plain(line.name),
       'mode': 'lines+markers' if len(x) == 1 else 'lines', 'meta': line.run,
       'line': {'color': colour, 'width': 2,
-               'dash': _DASH[(look.dash + turn) % len(_DASH)]},
+               'dash': _DASH[dash]},
       'customdata': spread,
       'hovertemplate': f'%{{y:.4~g}}{said}<br>{chart.x_label} %{{x}}'}]
 

@@ -3,13 +3,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 import os
-import pathlib
 from typing import Any
 
 import numpy as np
 
 from fedjax_ssl.core import checks
-from fedjax_ssl.report import verdict
+from fedjax_ssl.report import canvas, verdict
 from fedjax_ssl.training import metric_names, metrics
 
 Row = Mapping[str, Any]
@@ -36,10 +35,6 @@ _LABELS = {
     'train_loss': 'training loss',
     'epsilon': 'epsilon spent',
 }
-# Okabe and Ito's colours: told apart by colour-blind readers and in print.
-COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00',
-           '#000000')
-_DASHES: tuple[Any, ...] = ('-', (0, (5, 2)), (0, (1, 1.5)))
 
 
 def label(name: str) -> str:
@@ -238,14 +233,6 @@ def table(runs: Runs, *, columns: Sequence[str] = (),
   return '\n'.join(map(line, [head, rule, *body])) + '\n' + below
 
 
-def plot_curves(runs: Runs, path: str | os.PathLike[str], *,
-                panels: Sequence[str] = ('accuracy', 'loss')) -> None:
-  """Draws `curves` to a file; its ending is png, pdf or svg."""
-  chart = curves(runs, panels=panels)
-  pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-  chart.savefig(path, dpi=150)
-
-
 def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss')) -> Any:
   """Draws metrics against rounds: a line for each name, a band over its seeds.
 
@@ -275,9 +262,7 @@ def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss')) -> Any:
                      f'are: {", ".join(known) or "none"}.')
   chart = figure.Figure(
       figsize=(4.6 * len(drawn) + 2.2, 3.8), layout='constrained')
-  style = {name: {'color': COLOURS[i % len(COLOURS)],
-                  'linestyle': _DASHES[i // len(COLOURS) % len(_DASHES)]}
-           for i, name in enumerate(runs)}
+  style = {name: canvas.line(i) for i, name in enumerate(runs)}
   handles = {}
   all_axes = chart.subplots(1, len(drawn), squeeze=False)[0]
   for axes, (panel, lines) in zip(all_axes, drawn.items(), strict=True):
@@ -293,9 +278,7 @@ def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss')) -> Any:
                           linewidth=0, color=style[name]['color'], alpha=0.18)
     axes.set_xlabel('round')
     axes.set_ylabel(label(panel))
-    axes.grid(color='#dddddd', linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[['top', 'right']].set_visible(False)
+    canvas.ground(axes)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.margins(x=0.02)
   final = {name: _final(runs[name]) for name in handles}
@@ -313,7 +296,7 @@ def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss')) -> Any:
               len(runs[name]) > 1 for name in order), *verdict.legend(
                   verdicts.values())]),
       title_fontsize='small', alignment='left')
-  as_they_are(chart)
+  canvas.as_they_are(chart)
   return chart
 
 
@@ -436,14 +419,3 @@ def drawable(runs: Runs) -> list[str]:
            for name in row} - {'round', 'seed'}
   return sorted(name for name in known if any(
       curve(seeds, name) is not None for seeds in runs.values()))
-
-
-def as_they_are(chart: Any) -> None:
-  """Makes legends show names as plain text, in which `$` begins no formula.
-
-  Args:
-    chart: a figure of matplotlib.
-  """
-  for legend in chart.legends:
-    for text in legend.get_texts():
-      text.set_parse_math(False)

@@ -2,17 +2,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-import io
 import os
-import pathlib
 
 import numpy as np
 
-from fedjax_ssl.core import disk
-from fedjax_ssl.report import summary, verdict
+from fedjax_ssl.report import canvas, summary, verdict
 
 _FAR_APART = 50  # Largest over smallest epsilon.
-_STYLES = ('-', '-.', ':')
 
 
 def path_of(rows: Sequence[summary.Row]) -> tuple[np.ndarray, np.ndarray]:
@@ -44,8 +40,7 @@ def plot(runs: summary.Runs, path: str | os.PathLike[str]) -> None:
   ends: list[float] = []
   found: list[list[verdict.Verdict | None]] = []
   for i, (name, seeds) in enumerate(runs.items()):
-    turn, place = divmod(i, len(summary.COLOURS))
-    colour, style = summary.COLOURS[place], _STYLES[turn % len(_STYLES)]
+    look = canvas.line(i)
     paths = [path_of(rows) for rows in seeds]
     found.append([verdict.of(rows[-1]) for rows in seeds])
     title_of = verdict.marked(name, found[-1])
@@ -53,28 +48,22 @@ def plot(runs: summary.Runs, path: str | os.PathLike[str]) -> None:
       level = [r for r in (summary.summary(rows)['final'] for rows in seeds)
                if r is not None]
       if level:
-        axes.axhline(100 * np.mean(level), color=colour, linestyle='--',
+        axes.axhline(100 * np.mean(level), color=look['color'], linestyle='--',
                      linewidth=1.4, label=title_of)
       continue
     ends += [x[-1] for x, _ in paths if x.size]
     for j, (x, y) in enumerate(paths):
-      axes.plot(x, 100 * y, style, color=colour, linewidth=1.2, alpha=0.8,
+      axes.plot(x, 100 * y, **look, linewidth=1.2, alpha=0.8,
                 label='' if j else title_of)
-      axes.plot(x[-1:], 100 * y[-1:], 'o', color=colour)
+      axes.plot(x[-1:], 100 * y[-1:], 'o', color=look['color'])
   if not ends:
     raise ValueError(f'None of the runs {", ".join(runs)} has an epsilon.')
   if max(ends) > _FAR_APART * min(ends):
     axes.set_xscale('log')
   axes.set_xlabel('epsilon spent')
   axes.set_ylabel('test accuracy, %')
-  axes.grid(color='#dddddd', linewidth=0.6)
-  axes.set_axisbelow(True)
-  axes.spines[['top', 'right']].set_visible(False)
+  canvas.ground(axes)
   chart.legend(loc='outside right upper', frameon=False, fontsize='small',
                title='\n'.join(verdict.legend(found)), title_fontsize='small')
-  summary.as_they_are(chart)
-  file = pathlib.Path(path)
-  file.parent.mkdir(parents=True, exist_ok=True)
-  drawn = io.BytesIO()
-  chart.savefig(drawn, dpi=150, format=file.suffix[1:] or 'png')
-  disk.replace(file, drawn.getvalue())  # An older file stays until then.
+  canvas.as_they_are(chart)
+  canvas.write(chart, path)

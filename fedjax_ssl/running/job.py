@@ -94,20 +94,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   """
   federations = [_federation(dataset, one, options) for one in dealt.values()]
   federations = data.federation.pad_widths(federations)
-  at_server = options.labels_at == 'server'
-  if not all(np.sum((f.server if at_server else f.clients).num_labeled)
-             for f in federations):
-    who = 'The server' if at_server else 'No client'
-    has = 'has no' if at_server else 'has a'
-    what = f'{who} {has} labeled example'
-    if options.partition_file:
-      raise FieldError('partition_file', options.partition_file,
-                       f'{what} in it.', labels_at=options.labels_at)
-    if options.labeled_fraction is not None:
-      raise FieldError('labeled_fraction', options.labeled_fraction,
-                       f'{what}; give more.', labels_at=options.labels_at)
-    raise FieldError('labels_at', options.labels_at,
-                     f'{what}; raise labels_per_class or labeled_fraction.')
+  _need_labels(federations, options)
   spec = _spec(dataset, federations, options)
   mesh = devices.mesh(options.num_devices)
   try:
@@ -130,25 +117,10 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     raise
   except TypeError as error:
     raise _knob_error(error, spec) from error
-  seeds, partitions = list(dealt), list(dealt.values())
-  facts = {
-      'data_hash': data_hash(dataset),
-      'partition_hash': {str(s): data.partition_hash(p)
-                         for s, p in zip(seeds, partitions, strict=True)},
-      'choices': stored_texts.of(spec, options.profile),
-      **own_code.of(vars(options), origin.get('setting', '')),
-      'task': {**finished.spec_to_json(spec, federations[0]), 'seeds': seeds},
-      'federation': data.describe(federations[0])}
-  if task.attack is not None:
-    facts['hostile_clients'] = {
-        str(s): _hostile(task, s, options.num_clients) for s in seeds}
-  if dataset.class_names is not None:  # Absent in runs that know none.
-    facts['class_names'] = list(dataset.class_names)
-  if options.partition == 'natural' and dataset.client_names is not None:
-    facts['client_names'] = list(dataset.client_names)
+  facts = _facts(dataset, dealt, options, spec, task, federations[0], origin)
   params = jax.eval_shape(task.model.init, jax.random.key(0)).params
-  job = Job(name, folder, options, facts, spec, made, federations, seeds,
-            partitions, np.asarray(dataset.train.labels), mesh,
+  job = Job(name, folder, options, facts, spec, made, federations, list(dealt),
+            list(dealt.values()), np.asarray(dataset.train.labels), mesh,
             tree.num_scalars(params), noted.works, cohorts, origin,
             views=frozenset(views), vocabulary=dataset.vocabulary)
   if options.labels == 'all' and options.labels_at == 'server' and (
@@ -158,6 +130,47 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
         'method learns from no others there; give another, such as fedavg.',
         labels_at='server', method=options.method)
   return job
+
+
+def _need_labels(federations: list[Federation], options: Config) -> None:
+  """Raises FieldError if there is no labeled row where labels are."""
+  at_server = options.labels_at == 'server'
+  if all(np.sum((f.server if at_server else f.clients).num_labeled)
+         for f in federations):
+    return
+  who = 'The server has no' if at_server else 'No client has a'
+  what = f'{who} labeled example'
+  if options.partition_file:
+    raise FieldError('partition_file', options.partition_file,
+                     f'{what} in it.', labels_at=options.labels_at)
+  if options.labeled_fraction is not None:
+    raise FieldError('labeled_fraction', options.labeled_fraction,
+                     f'{what}; give more.', labels_at=options.labels_at)
+  raise FieldError('labels_at', options.labels_at,
+                   f'{what}; raise labels_per_class or labeled_fraction.')
+
+
+def _facts(dataset: data.Dataset, dealt: Mapping[int, data.Partition],
+           options: Config, spec: task_lib.TaskSpec, task: Task,
+           federation: Federation, origin: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what follows from options and data; `config.json` holds it."""
+  facts = {
+      'data_hash': data_hash(dataset),
+      'partition_hash': {str(seed): data.partition_hash(partition)
+                         for seed, partition in dealt.items()},
+      'choices': stored_texts.of(spec, options.profile),
+      **own_code.of(vars(options), origin.get('setting', '')),
+      'task': {**finished.spec_to_json(spec, federation),
+               'seeds': list(dealt)},
+      'federation': data.describe(federation)}
+  if task.attack is not None:
+    facts['hostile_clients'] = {
+        str(seed): _hostile(task, seed, options.num_clients) for seed in dealt}
+  if dataset.class_names is not None:  # Absent in runs that know none.
+    facts['class_names'] = list(dataset.class_names)
+  if options.partition == 'natural' and dataset.client_names is not None:
+    facts['client_names'] = list(dataset.client_names)
+  return facts
 
 
 def _telling_views(task: Task, made: set[str]) -> Task:

@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 import contextlib
 import dataclasses
-import io
 import os
 import pathlib
 import sys
@@ -20,12 +19,11 @@ from fedjax_ssl.core import (
   blame,
   bounds,
   descriptions,
-  disk,
   imports,
   registry,
 )
 from fedjax_ssl.core.checks import FieldError
-from fedjax_ssl.report import printing, study, summary
+from fedjax_ssl.report import canvas, printing, study, summary
 from fedjax_ssl.running import (
   convolutions,
   data_defaults,
@@ -383,14 +381,7 @@ def draw(workdir: pathlib.Path, runs: dict[str, list[Any]]) -> None:
   Raises:
     ValueError: if the file cannot be written.
   """
-  chart, drawn = workdir / 'curves.png', io.BytesIO()
-  try:
-    summary.curves(runs).savefig(drawn, dpi=150, format='png')
-    if not chart.is_file() or chart.read_bytes() != drawn.getvalue():
-      disk.replace(chart, drawn.getvalue())
-  except OSError as error:
-    raise ValueError(f'{chart} cannot be written: '
-                     f'{error.strerror or error}.') from error
+  canvas.write(summary.curves(runs), workdir / 'curves.png')
 
 
 def _new_workdir(name: str) -> str:

@@ -3,7 +3,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from fedjax_ssl.report import summary, tradeoff
+from fedjax_ssl.report import canvas, summary, tradeoff
 from fedjax_ssl.training import metrics
 
 
@@ -164,24 +164,40 @@ def test_curves_use_rounds_that_all_seeds_have():
 def test_plot_shows_something(tmp_path):
   runs = {f'm{i}': [rows([0.1, 0.2 + i / 20]), rows([0.1, 0.3])]
           for i in range(9)}
-  summary.plot_curves(runs, tmp_path / 'new' / 'curves.png',
-                     panels=('accuracy', 'loss', 'epsilon'))
+  canvas.write(summary.curves(runs, panels=('accuracy', 'loss', 'epsilon')),
+               tmp_path / 'new' / 'curves.png')
   image = matplotlib.image.imread(tmp_path / 'new' / 'curves.png')
   colours = np.unique(image.reshape(-1, image.shape[-1]), axis=0)
   assert image.shape[1] > image.shape[0] and len(colours) > 50
 
 
-def test_plot_of_nothing_is_refused(tmp_path):
+def test_plot_of_nothing_is_refused():
   with pytest.raises(ValueError, match='epsilon'):
-    summary.plot_curves({'m': [rows([0.5])]}, tmp_path / 'c.png',
-                       panels=('epsilon',))
+    summary.curves({'m': [rows([0.5])]}, panels=('epsilon',))
+
+
+def test_a_chart_is_written_whole_or_not_at_all(tmp_path):
+  chart = summary.curves({'m': [rows([0.1, 0.5])]}, panels=('accuracy',))
+  file = tmp_path / 'c.svg'
+  canvas.write(chart, file)
+  before = file.read_bytes()
+  with pytest.raises(ValueError, match='no_format'):
+    canvas.write(chart, file.with_suffix('.no_format'))
+  with pytest.raises(ValueError, match='inside.svg cannot be'):
+    canvas.write(chart, file / 'inside.svg')
+  assert file.read_bytes() == before
+  assert [path.name for path in tmp_path.iterdir()] == ['c.svg']
+
+
+def test_no_two_of_28_lines_look_alike():
+  assert len({canvas.look(number) for number in range(28)}) == 28
 
 
 def test_names_are_no_formulas(tmp_path):
   """A folder may be called so; its legend says it, letter by letter."""
   rows = [{'round': r, 'accuracy': .5, 'epsilon': float(r)} for r in (1, 2)]
   runs = {'$x^{$': [rows], 'a $\\frac{1}$ b': [rows]}
-  summary.plot_curves(runs, tmp_path / 'a.png')
+  canvas.write(summary.curves(runs), tmp_path / 'a.png')
   tradeoff.plot(runs, tmp_path / 'b.png')
   for name in 'ab':
     assert (tmp_path / f'{name}.png').stat().st_size > 1000
