@@ -9,12 +9,14 @@ and errors keep their types.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import json
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
+
+from fedjax_ssl.training import changes
 
 T = TypeVar('T')
 # Bytes on their way at a time: the buffers are on every device.
@@ -135,11 +137,11 @@ def together(work: Callable[[], T]) -> T:
   return result
 
 
-def check_same(value: Any, what: str) -> None:
+def check_same(value: Mapping[str, Any], what: str) -> None:
   """Compares a value with the first process's.
 
   Args:
-    value: anything that JSON can hold.
+    value: whatever JSON can hold, by name.
     what: for the message.
 
   Raises:
@@ -152,21 +154,12 @@ def check_same(value: Any, what: str) -> None:
   first = json.loads(share(json.dumps(value).encode()))
 
   def compare() -> None:
-    if place := _difference(first, mine, ''):
+    if found := changes.between(changes.flat(first), changes.flat(mine)):
+      name, (theirs, own) = next(iter(found.items()))
+      difference = f'{name} is {own!r} there and {theirs!r} at process 0'[:300]
       raise ValueError(f'it was started with other {what} than process 0: '
-                       f'{place}.')
+                       f'{difference}.')
   together(compare)
-
-
-def _difference(first: Any, mine: Any, place: str) -> str:
-  if first == mine:
-    return ''
-  if isinstance(first, dict) and isinstance(mine, dict):
-    for name in sorted({*first, *mine}):
-      inner = f'{place}.{name}' if place else name
-      if found := _difference(first.get(name), mine.get(name), inner):
-        return found
-  return f'{place} is {mine!r} there and {first!r} at process 0'[:300]
 
 
 def _words(error: Exception) -> str:
