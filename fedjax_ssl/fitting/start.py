@@ -23,6 +23,7 @@ from fedjax_ssl.fitting.run import Run
 from fedjax_ssl.report import command
 from fedjax_ssl.running import (
   devices,
+  partitions,
   runs,
   settings,
 )
@@ -273,7 +274,7 @@ def _jobs(told: config.Config, given: Collection[str],
     return dataset, options, (
         dict.fromkeys(options.all_seeds, source.partition)
         if source.partition is not None else
-        runs.deal(setting, options, dataset))
+        partitions.deal(setting, options, dataset))
 
   known = settings.SETTINGS.get(setting.name) is setting
   ours = known and source.dataset is None

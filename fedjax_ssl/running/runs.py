@@ -16,11 +16,8 @@ from fedjax_ssl import config, data
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config
 from fedjax_ssl.core import (
-  blame,
   bounds,
-  descriptions,
   imports,
-  registry,
 )
 from fedjax_ssl.core.checks import FieldError
 from fedjax_ssl.report import canvas, printing, study, summary
@@ -29,6 +26,7 @@ from fedjax_ssl.running import (
   data_defaults,
   dealing,
   execution,
+  partitions,
   settings,
   stopping,
   stored_texts,
@@ -38,7 +36,6 @@ from fedjax_ssl.running.settings import Setting
 from fedjax_ssl.training import processes
 from fedjax_ssl.training import workdir as workdir_lib
 
-_DARK = 64  # Images with less everywhere probably have another scale.
 # The data, the options as they decide them, and each seed's deal.
 Dealt = tuple[data.Dataset, Config, Mapping[int, data.Partition]]
 
@@ -186,17 +183,20 @@ def note_unread(setting: Setting, options: Config, dataset: data.Dataset
     return
   given = _given(setting, options)
   if setting.any_data and options.dataset == setting.defaults['dataset']:
-    _note(f'--dataset={options.dataset} comes with the library; --dataset=NAME '
-          'and --data_dir=DIR train on your own data.')
+    processes.note(
+        f'--dataset={options.dataset} comes with the library; --dataset=NAME '
+        'and --data_dir=DIR train on your own data.')
   if options.partition_file:
     for name in sorted(given & {'min_size', 'partition_seed',
                                 'validation_fraction', *dealing.SKEWS}):
-      _note(f'--{name}={getattr(options, name)} does nothing: --partition_file '
-            'says whose row is whose.')
+      processes.note(
+          f'--{name}={getattr(options, name)} does nothing: --partition_file '
+          'says whose row is whose.')
   elif dataset.validation is not None and given & {'validation_fraction'} and (
       options.validation_fraction):
-    _note(f'--validation_fraction={options.validation_fraction} does nothing: '
-          'the data have a validation part.')
+    processes.note(
+        f'--validation_fraction={options.validation_fraction} does nothing: '
+        'the data have a validation part.')
 
 
 def _note_absent(job: job_lib.Job) -> None:
@@ -213,8 +213,9 @@ def _note_absent(job: job_lib.Job) -> None:
   if 0 < count < total:
     who = (f'client {count}' if count + 1 == total else
            f'the clients {count} to {total - 1}')
-    _note(f'--partition_file={file} has no row of {who}; give '
-          f'--num_clients={count} if there are no more.')
+    processes.note(
+        f'--partition_file={file} has no row of {who}; give '
+        f'--num_clients={count} if there are no more.')
 
 
 def _given(setting: Setting, options: Config) -> set[str]:
@@ -240,7 +241,7 @@ def _dealt(setting: Setting, options: Config, given: Collection[str]
                       embeddings=options.embeddings)
   try:
     options = decided(setting, options, given, dataset)
-    return dataset, options, deal(setting, options, dataset)
+    return dataset, options, partitions.deal(setting, options, dataset)
   except FieldError as error:
     facts = workdir_lib.stored_config(options.workdir).get('facts', {})
     known = facts.get('data_hash')
@@ -283,28 +284,6 @@ def decided(setting: Setting, options: Config, given: Collection[str],
   return options
 
 
-def deal(setting: Setting, options: Config, dataset: data.Dataset
-         ) -> dict[int, data.Partition]:
-  """Deals the rows of a data set, for each seed.
-
-  Raises:
-    FieldError: if the set has too few examples.
-  """
-  num_train = len(dataset.train.labels)
-  if options.num_clients > num_train:
-    raise FieldError(
-        'num_clients', options.num_clients, 'there are more clients than the '
-        f'{num_train} training examples.', dataset=options.dataset)
-  if not len(dataset.test.labels):
-    raise FieldError('dataset', options.dataset, 'no test examples.')
-  pixels = np.asarray(dataset.train.inputs)
-  if pixels.ndim == 4 and 0 < (brightest := pixels.max()) < _DARK:
-    _note(f'The images hold 0 to {brightest}, where 255 is white; if that is '
-          'their scale, multiply them: views expect it.')
-  return {seed: _partition(setting, options, dataset, seed)
-          for seed in options.all_seeds}
-
-
 def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
           options: Config, plan: Sequence[Planned],
           origin: Mapping[str, Any], begun: Collection[str]
@@ -324,21 +303,17 @@ def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
           'have no label, and none a hidden one; leave it out.')
     plan = [first, *(bound for bound in beside if bound.labels != 'all')]
     if len(plan) <= len(beside):
-      _note('No upper bound is run: no row has a label that is hidden.')
+      processes.note('No upper bound is run: no row has a label that is '
+                     'hidden.')
   jobs = [job_lib.build(
       dataset, deals, one.name, pathlib.Path(one.folder), dataclasses.replace(
           options, labels=one.labels, method=one.method, seed=None,
           seeds=tuple(deals)), origin, has_begun=one.folder in begun)
           for one in plan]
   if options.pictures and all(job.method.pictures is None for job in jobs):
-    _note(f'--pictures: {jobs[0].name} generates nothing to draw; fedssl does.')
+    processes.note(
+        f'--pictures: {jobs[0].name} generates nothing to draw; fedssl does.')
   return jobs
-
-
-def _note(text: str) -> None:
-  """Says something that changes nothing, once for all processes."""
-  if processes.is_first():
-    print(f'Note: {text}', file=sys.stderr)
 
 
 def wanted(options: Config, workdir: pathlib.Path) -> list[Planned]:
@@ -387,81 +362,3 @@ def draw(workdir: pathlib.Path, runs: dict[str, list[Any]]) -> None:
 def _new_workdir(name: str) -> str:
   return os.path.join('runs', f'{name}_{time.strftime("%Y%m%d_%H%M%S")}_'
                       f'{os.getpid()}')
-
-
-def _partition(setting: Setting, options: Config, dataset: data.Dataset,
-               seed: int) -> data.Partition:
-  """One seed's partition: from a file, or dealt.
-
-  Rows without a label, -1, go to clients at random and evenly, where the data
-  do not name their clients; but to none that by the setting has labels only.
-  """
-  labels = np.asarray(dataset.train.labels)
-  if options.partition_file:
-    try:
-      found = data.load_partition(options.partition_file, labels.size,
-                                  options.num_clients, labels=labels)
-      if (labels < 0)[(found.labeled >= 0) | found.validation].any():
-        raise ValueError('a row that has no label (-1) is labeled in it, or '
-                         'held out')
-      return found
-    except ValueError as error:
-      reason = str(error).removeprefix(
-          f'partition file {options.partition_file}: ')
-      raise FieldError('partition_file', options.partition_file, f'{reason}.'
-                       ) from error
-  if options.partition_seed is not None:
-    seed = options.partition_seed
-  owner = dataset.owner if options.partition == 'natural' else None
-  deal = setting.deal if owner is None else dealing.natural(owner)
-  rng = np.random.default_rng([seed, 0x5353])
-  validation, known = np.zeros(labels.size, bool), labels >= 0
-  if dataset.validation is None:
-    validation = data.choose_validation(
-        rng, labels, fraction=options.validation_fraction,
-        where=None if known.all() else known)
-  pool = _drawn(seed, ~validation, options.max_rows)
-  labeled, unlabeled, *tasks = _owners(setting, deal, rng, labels, pool & known,
-                                      options)
-  if not known.all():
-    if tasks:
-      raise FieldError('dataset', options.dataset, 'has rows without a label '
-                       '(-1), which a stream of tasks cannot deal.')
-    rows = rng.permutation(np.flatnonzero(pool & ~known))
-    first = dealing.num_known(options)
-    unlabeled[rows] = owner[rows] if owner is not None else (
-        first + np.arange(rows.size) % (options.num_clients - first))
-  return data.Partition(labeled, unlabeled, validation, *tasks)
-
-
-def _owners(setting: settings.Setting, deal: dealing.Deal,
-            rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
-            options: Config) -> tuple[np.ndarray, ...]:
-  """Deals rows; what a user's own function does wrong names the setting."""
-  if registry.is_library(deal):
-    return tuple(deal(rng, labels, pool, options))
-  with blame.naming('setting', setting.name, own=True):
-    labeled, unlabeled, *tasks = deal(rng, labels, pool, options)
-    made = data.partition.make_partition(
-        labeled, unlabeled, None, *tasks)
-    data.partition.check_partition(made, labels.size, options.num_clients)
-    outside = ((made.labeled >= 0) | (made.unlabeled >= 0)) & ~pool
-    if outside.any():
-      raise ValueError(
-          f'it deals {descriptions.count(int(outside.sum()), "row")} for which '
-          f'pool is False, first row {int(np.argmax(outside))}: these are held '
-          'out, or their labels are not known. Deal numpy.where(pool, owner, '
-          '-1).')
-  return tuple(x for x in (made.labeled, made.unlabeled, made.tasks)
-               if x is not None)
-
-
-def _drawn(seed: int, pool: np.ndarray, most: int) -> np.ndarray:
-  """Draws at most so many rows of a pool bool[D], by its own generator."""
-  rows = np.flatnonzero(pool)
-  if not most or len(rows) <= most:
-    return pool
-  rng = np.random.default_rng([seed, 0x4D52])
-  drawn = np.zeros_like(pool)
-  drawn[rng.choice(rows, most, replace=False)] = True
-  return drawn

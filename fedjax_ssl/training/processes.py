@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import json
+import sys
 from typing import Any, TypeVar
 
 import jax
@@ -46,6 +47,12 @@ def index() -> int:
 def is_first() -> bool:
   """Returns whether this process reads and writes the run's files."""
   return index() == 0
+
+
+def note(text: str) -> None:
+  """Says something that changes nothing, once for all processes."""
+  if is_first():
+    print(f'Note: {text}', file=sys.stderr)
 
 
 def gather(numbers: Sequence[int]) -> np.ndarray:

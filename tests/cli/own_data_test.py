@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_ssl import config, data, methods, task
 from fedjax_ssl.running import data_defaults as defaults
-from fedjax_ssl.running import dealing, runs, settings
+from fedjax_ssl.running import dealing, partitions, runs, settings
 from tests.cli import launcher
 
 LABELS = np.arange(400) % 4
@@ -84,8 +84,9 @@ def test_a_setting_deals_no_row_that_is_held_out():
   own = settings.Setting('mine', 'Mine.', '', everything, {})
   with pytest.raises(ValueError, match='setting=mine: .*it deals 2 rows for '
                      'which pool is False, first row 1: .*where.pool, owner'):
-    runs._owners(own, everything, np.random.default_rng(0), np.arange(5) % 2,
-                 np.array([1, 0, 1, 0, 1], bool), config.Config(num_clients=2))
+    partitions._owners(
+        own, everything, np.random.default_rng(0), np.arange(5) % 2,
+        np.array([1, 0, 1, 0, 1], bool), config.Config(num_clients=2))
 
 
 def test_a_cohort_that_nobody_gave_is_no_larger_than_the_federation():
@@ -209,7 +210,7 @@ def dealt(**change) -> data.Partition:
   given = {'partition': 'setting', 'num_clients': 4, 'cohort_size': 2,
            'alpha': 1.0, **change}
   options = config.resolve({**settings.defaults_of('own_data'), **given}, given)
-  return runs.deal(settings.SETTINGS['own_data'], options, made)[0]
+  return partitions.deal(settings.SETTINGS['own_data'], options, made)[0]
 
 
 def test_no_more_rows_are_dealt_than_asked_for():

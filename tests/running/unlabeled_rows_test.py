@@ -6,7 +6,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import config, data
-from fedjax_ssl.running import runs, settings
+from fedjax_ssl.running import partitions, runs, settings
 
 DIGITS = data.load('digits')
 TRUTH = np.asarray(DIGITS.train.labels)
@@ -24,7 +24,7 @@ def partition(setting, dataset=SET, **given):
   options = runs.decided(
       settings.SETTINGS[setting], config.resolve(values, given), given, dataset)
   return next(iter(
-      runs.deal(settings.SETTINGS[setting], options, dataset).values()))
+      partitions.deal(settings.SETTINGS[setting], options, dataset).values()))
 
 
 @pytest.mark.parametrize('setting, given', [
