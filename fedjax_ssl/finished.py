@@ -30,11 +30,13 @@ from fedjax_ssl.core.types import (
   State,
   Task,
 )
-from fedjax_ssl.data.datasets import files, tokens
+from fedjax_ssl.data.datasets import files, names, tokens
 from fedjax_ssl.training import (
   checkpoint,
   client_rows,
+  columns,
   evaluate,
+  metrics,
   offloaded,
   own_code,
   runner,
@@ -98,9 +100,9 @@ def _federation_struct(saved: dict[str, Any]) -> Federation:
       num_classes=saved['num_classes'])
 
 
-# What only a run of `fit` has, which has its data and what it measured.
-_OF_FIT = ('bounds', 'class_metrics', 'federations', 'metrics', 'options',
-           'per_client', 'plot', 'resume', 'workdir')
+# What only a run of `fit` has, which has its data.
+_OF_FIT = ('bounds', 'federations', 'options', 'per_client', 'plot', 'resume',
+           'workdir')
 
 
 class Run(NamedTuple):
@@ -108,14 +110,17 @@ class Run(NamedTuple):
 
   Attributes:
     spec: how it was configured.
-    task: its task.
+    task: its task; `task.apply(variables, inputs)` computes logits of raw
+      inputs.
     method: its method.
-    states: the State of each seed.
+    states: the State of each seed. In most methods `state.server.model` holds
+      the model's variables, its params and stats.
     round: rounds done.
     facts: those of its `config.json`, `task` and `choices` among them.
     class_names: of the columns of `predict`; () where classes are numbers.
     vocabulary: tokens of words; None if the data are no texts, or vectors of
       them, or the run is of a version that did not keep it.
+    folder: where it was read from; None for a file that `save` wrote.
   """
 
   spec: task_lib.TaskSpec
@@ -126,6 +131,20 @@ class Run(NamedTuple):
   facts: Mapping[str, Any]
   class_names: tuple[str, ...] = ()
   vocabulary: Mapping[str, int] | None = None
+  folder: pathlib.Path | None = None
+
+  @property
+  def metrics(self) -> dict[str, np.ndarray]:
+    """Returns what was measured, as a run of `fit` has it; {} of a file."""
+    return columns.scalars(self._rows())
+
+  @property
+  def class_metrics(self) -> dict[str, np.ndarray]:
+    """Returns the metrics with one number for each class, [evaluations, C]."""
+    return columns.lists(self._rows())
+
+  def _rows(self) -> list[dict[str, Any]]:
+    return [] if self.folder is None else metrics.read(self.folder)
 
   @property
   def state(self) -> State:
@@ -143,8 +162,9 @@ class Run(NamedTuple):
       raise ValueError(f'seed={seed} is not among the seeds '
                        f'{", ".join(map(str, self.states))}.')
 
-  def global_model(self, seed: int | None) -> Callable[..., jax.Array]:
-    """Returns the function that predicts with the global model.
+  def global_model(self, seed: int | None = None
+                   ) -> Callable[..., jax.Array]:
+    """Returns (state.server, inputs) -> logits of the global model.
 
     Raises:
       ValueError: if the method has no global model, or the run no such seed.
@@ -200,6 +220,45 @@ class Run(NamedTuple):
       return jnp.zeros((0, self.spec.num_classes))
     return predict(state.server, inputs)
 
+  def evaluate(self, inputs: Array | Sequence[str],
+               labels: Array | Sequence[str], seed: int | None = None
+               ) -> dict[str, Any]:
+    """Judges the global model on data of your own.
+
+    Args:
+      inputs: as `predict` takes them.
+      labels: int[B] classes, or words[B] of `class_names`.
+      seed: which of the run's seeds; the first by default.
+
+    Returns:
+      By the names that metrics of the test set have: accuracy, loss (nats),
+      macro_precision, macro_recall, auc, most_predicted and largest_class,
+      0 to 1 but for the loss; per_class_accuracy float64[C], NaN for a class
+      without rows.
+
+    Raises:
+      ValueError: as `predict`; for no rows, or labels of another number or
+        unknown classes.
+    """
+    classes = np.asarray(labels)
+    if (words := names.texts(classes)).dtype.kind in 'US':
+      if not self.class_names:
+        raise ValueError('labels are words, and the classes of the run are '
+                         f'numbers, 0 to {self.spec.num_classes - 1}.')
+      classes = names.number({'data': names.as_words('labels', words)},
+                             self.class_names)[0]['data']
+    classes = files.class_labels('data', classes)
+    if classes.max() >= self.spec.num_classes:
+      raise ValueError(f'labels have class {classes.max()}; allowed are 0 to '
+                       f'{self.spec.num_classes - 1}.')
+    logits = self.predict(inputs, seed)
+    if len(logits) != len(classes):
+      raise ValueError(f'there are {len(logits)} inputs and {len(classes)} '
+                       'labels.')
+    return {name: np.asarray(value, np.float64) if np.ndim(value)
+            else float(value)
+            for name, value in evaluate.scores(logits, classes).items()}
+
   def _encoded(self, inputs: Any) -> Any:
     """Returns tokens of texts, and all else as it is."""
     if len(self.spec.input_shape) != 1:
@@ -231,7 +290,7 @@ class Run(NamedTuple):
     self.global_model(seed)
     about = {'task': {**self.facts['task'], 'seeds': [seed]},
              'choices': self.facts.get('choices', {}), 'round': self.round,
-             **({'class_names': names} if (names := self.class_names) else {}),
+             **({'class_names': self.class_names} if self.class_names else {}),
              **({} if self.vocabulary is None else
                 {'vocabulary': tokens.listed(self.vocabulary)})}
     arrays: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in _named(
@@ -305,7 +364,8 @@ def load(workdir: str | os.PathLike[str]) -> Run:
   states = offloaded.finished(place, state, {
       int(k): v['state'] for k, v in tree.items()})
   return make(spec, task, method, states, round_, facts,
-              tokens.load(pathlib.Path(workdir)))
+              tokens.load(pathlib.Path(workdir)))._replace(
+                  folder=pathlib.Path(workdir))
 
 
 def _rebuilt(where: str | os.PathLike[str], facts: Mapping[str, Any]

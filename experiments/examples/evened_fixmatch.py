@@ -1,4 +1,4 @@
-r"""FixMatch on evened guesses: a memory at each client, momentum at the server.
+r"""FixMatch on evened guesses: memories, weights and a server of one's own.
 
 fedjax-ssl train digits_dirdir --num_rounds=2 \
     --method='experiments/examples/evened_fixmatch.py:evened_fixmatch'
@@ -6,7 +6,8 @@ fedjax-ssl train digits_dirdir --num_rounds=2 \
 What `remember` makes is the clients' memory, one row for each of them. In a
 step a loss reads its client's row as `given.memory` and returns the next one in
 `Aux`. A client that does not take part in a round keeps its row, and a killed
-run finds all rows again.
+run finds all rows again. `weighting` says how much a client counts in the mean,
+and the task's `server_optimizer` what the server does with it.
 """
 import dataclasses
 
@@ -27,13 +28,15 @@ def evened(p, mean):
 
 @methods.register('evened_fixmatch')
 def evened_fixmatch(task, *, threshold: float = 0.8, decay: float = 0.99,
-                    server_momentum: float = 0.5):
+                    by_guesses: bool = False, server_momentum: float = 0.5):
   """Learns guesses in which each client's classes are about as frequent.
 
   Args:
     task: the static choices.
     threshold: confidence from which on a row counts.
     decay: of each client's mean guess; 0 is that of the batch alone.
+    by_guesses: whether clients count by the guesses that they learnt from, and
+      not by their rows. One that took none then counts as much as one guess.
     server_momentum: of the server's steps along the mean update; 0 is FedAvg.
   """
   def remember(federation):
@@ -61,8 +64,13 @@ def evened_fixmatch(task, *, threshold: float = 0.8, decay: float = 0.99,
     p = jax.nn.softmax(task.apply(record.model, inputs))
     return losses.hard_label(evened(p, memory.kept), threshold=threshold)
 
+  def guesses(shard, mean, metrics):
+    del shard, mean
+    return 1 + metrics['mask_rate'].total
+
   if server_momentum:  # A flag, --server_optimizer, would replace it.
     task = dataclasses.replace(task, server_optimizer=task.server_optimizer
                                or optax.sgd(1.0, momentum=server_momentum))
   return averaging.averaging(task, loss_fn, streams='both', remember=remember,
+                             weighting=guesses if by_guesses else 'examples',
                              pseudo_label=pseudo_label)

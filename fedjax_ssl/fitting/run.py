@@ -39,8 +39,9 @@ class Run:
       and `seed` if there are several. `pandas.DataFrame` takes it.
     class_metrics: the same for metrics with one number for each class,
       float64[evaluations, C].
-    states: the State of each seed. With client_memory='disk' it reads what
-      clients keep from the run's file, which a `resume` writes on.
+    states: the State of each seed; in most methods its `server.model` holds the
+      model's variables, params and stats. With client_memory='disk' it reads
+      what clients keep from the run's file, which a `resume` writes on.
     federations: the Federation of each seed.
     bounds: the runs of the two bounds by name, if the option bounds is given.
   """
@@ -161,6 +162,18 @@ class Run:
       seed: which of the run's seeds; the first by default.
     """
     return self._model.predict(inputs, seed)
+
+  def evaluate(self, inputs: Array | Sequence[str],
+               labels: Array | Sequence[str], seed: int | None = None
+               ) -> dict[str, Any]:
+    """Judges the model on data of your own; see `finished.Run.evaluate`.
+
+    Args:
+      inputs: as `predict` takes them.
+      labels: int[B] classes, or their names.
+      seed: which of the run's seeds; the first by default.
+    """
+    return self._model.evaluate(inputs, labels, seed)
 
   def per_client(self, seed: int | None = None) -> dict[str, np.ndarray]:
     """Returns how good the models are for each client, in one row for each.

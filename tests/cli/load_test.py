@@ -52,6 +52,54 @@ def test_predictions_have_the_accuracy_of_the_last_row(finished, test_set):
                                 run.predict(test_set.inputs[:7], seed=0))
 
 
+def test_own_data_are_judged_as_the_test_set_was(finished, test_set, tmp_path):
+  run, rows = fedjax_ssl.load(finished), last_rows(finished)
+  named = run._replace(class_names=tuple('abcdefghij'))
+  run.save(tmp_path / 'model.npz', seed=1)
+  for seed, found in {
+      0: run.evaluate(test_set.inputs, test_set.labels),
+      1: fedjax_ssl.load(tmp_path / 'model.npz').evaluate(*test_set)}.items():
+    assert found.keys() < rows[seed].keys() and 'loss' in found
+    for name, value in found.items():
+      np.testing.assert_allclose(value, rows[seed][name], rtol=1e-5, atol=1e-7,
+                                 err_msg=name)
+  words = np.array(named.class_names)[test_set.labels]
+  np.testing.assert_equal(named.evaluate(test_set.inputs, words),
+                          run.evaluate(*test_set))
+  few = run.evaluate(test_set.inputs[:1], test_set.labels[:1])
+  assert np.isfinite(few['per_class_accuracy']).sum() == 1
+
+
+@pytest.mark.parametrize('labels, words', [
+    ([0, 10], 'labels have class 10; allowed are 0 to 9'),
+    ([0, -1], 'from -1 to 0; allowed is 0 to C-1'),
+    ([0], '2 inputs and 1 labels'), (np.zeros(0, int), 'empty'),
+    ([0.5, 1], 'float64'), ([None, 1], 'row 0 is None'),
+    (['a', 'b'], 'classes of the run are numbers, 0 to 9')])
+def test_labels_of_another_kind_are_refused(finished, test_set, labels, words):
+  with pytest.raises(ValueError, match=words):
+    fedjax_ssl.load(finished).evaluate(test_set.inputs[:2], labels)
+
+
+def test_an_unknown_class_is_named(finished, test_set):
+  run = fedjax_ssl.load(finished)._replace(class_names=tuple('abcdefghij'))
+  with pytest.raises(ValueError, match="has label 'x'"):
+    run.evaluate(test_set.inputs[:2], ['a', 'x'])
+
+
+def test_a_loaded_run_has_what_was_measured(finished, tmp_path):
+  run, rows = fedjax_ssl.load(finished), last_rows(finished)
+  assert set(run.metrics['round']) == {1, 2}
+  last = run.metrics['round'] == 2
+  np.testing.assert_array_equal(run.metrics['seed'][last], [0, 1])
+  for name in ('accuracy', 'loss', 'val_accuracy'):
+    np.testing.assert_array_equal(run.metrics[name][last],
+                                  [row[name] for row in rows.values()])
+  assert run.class_metrics['per_class_accuracy'].shape == (len(last), 10)
+  run.save(tmp_path / 'model.npz')
+  assert fedjax_ssl.load(tmp_path / 'model.npz').metrics == {}
+
+
 def test_the_model_of_a_program_is_saved_alone(finished, test_set, tmp_path):
   run, file = fedjax_ssl.load(finished), tmp_path / 'model.npz'
   run.save(file, seed=1)

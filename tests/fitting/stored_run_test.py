@@ -22,6 +22,11 @@ def test_a_folder_is_enough_to_go_on(tmp_path):
   np.testing.assert_array_equal(again.metrics['accuracy'],
                                 first.metrics['accuracy'])
   loaded: Any = fedjax_ssl.load(tmp_path)
+  for measured in ('metrics', 'class_metrics'):
+    there, here = getattr(loaded, measured), getattr(first, measured)
+    assert here.keys() <= there.keys()
+    for name, values in here.items():
+      np.testing.assert_array_equal(there[name], values, name)
   with pytest.raises(AttributeError, match="no 'plot'; what fedjax_ssl.fit"):
     loaded.plot()
   assert not hasattr(loaded, 'other')

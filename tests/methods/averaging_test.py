@@ -12,10 +12,11 @@ import optax
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.core import tree
-from fedjax_ssl.core.types import Batch
+from fedjax_ssl.core import client_weights, tree
+from fedjax_ssl.core.checks import FieldError
+from fedjax_ssl.core.types import Batch, Update
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods.parts import assemble, network
+from fedjax_ssl.methods.parts import assemble, averaging, network
 from tests import toy
 from tests.methods import updates
 from tests.thorough import wider
@@ -200,3 +201,48 @@ def test_clients_that_sit_out_send_nothing(text):
   _, _, found = one_round(text, place='server')
   assert found['num_participants'] == found['bytes_up'] == 0
   assert found['bytes_down'] > 0 and found['models_sent'] == 1
+
+
+def test_a_function_of_what_a_client_did_weighs_it():
+  """By the rows that it holds it is 'examples', by nothing 'uniform'."""
+  federation, _ = toy.federation()
+  task = toy.task(labels_at='clients')
+
+  def after(weighting):
+    method = averaging.averaging(task, averaging.supervised(task),
+                                 streams='labeled', weighting=weighting)
+    state, _ = jax.jit(method.round)(
+        method.init(toy.key(0), federation), federation, jnp.int32(0), KEY)
+    return state.server.model
+
+  def held(shard, kept, metrics):
+    assert kept is None and 'labeled_loss' not in metrics
+    return shard.num_labeled
+
+  def broken_without_rows(shard, kept, metrics):
+    del kept
+    return metrics['rows_used'] / (metrics['rows_used'] * shard.num_labeled)
+
+  examples, uniform = map(after, client_weights.WEIGHTINGS)
+  chex.assert_trees_all_equal(after(held), examples)
+  chex.assert_trees_all_equal(after(lambda *_: 1.0), uniform)
+  # 0 / 0 at a client without rows, which counts nothing in any case.
+  assert tree.all_finite(after(broken_without_rows))
+  assert np.abs(jax.tree.leaves(tree.subtract(examples, uniform))[0]).max() > 0
+
+
+def test_labels_at_a_server_that_would_not_learn_are_refused():
+  task = toy.task(labels_at='server')
+
+  def client_update(payload, client, key):
+    model, metrics, _ = averaging.train_locally(
+        task, averaging.supervised(task), payload.model, client.train,
+        client.shard, client.round, key, 'unlabeled')
+    return Update(tree.subtract(model, payload.model), jnp.float32(1), (),
+                  metrics)
+
+  with pytest.raises(FieldError, match='labels_at=server: .*hand assemble '
+                     'on_labels, such as averaging.on_labels'):
+    assemble.assemble(task, client_update=client_update)
+  assemble.assemble(task, client_update=client_update,
+                    on_labels=functools.partial(averaging.on_labels, task))

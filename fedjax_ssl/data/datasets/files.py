@@ -286,7 +286,7 @@ def check_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],
   inputs = {k: v[0] for k, v in arrays.items()}
   if kind == 'images':
     inputs = as_stored(inputs)
-  labels = {k: _labels(k, v[1]) for k, v in arrays.items()}
+  labels = {k: class_labels(k, v[1]) for k, v in arrays.items()}
   num_classes = int(labels['train'].max(initial=-1)) + 1
   if not num_classes:
     raise DataError('no row of train has a label, all are -1')
@@ -368,8 +368,12 @@ def as_stored(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   return result
 
 
-def _labels(part: str, labels: np.ndarray) -> np.ndarray:
-  """int32[D]; -1 for rows of train that have none."""
+def class_labels(part: str, labels: np.ndarray) -> np.ndarray:
+  """Converts the classes of a part to int32[D]; -1: a row of train without one.
+
+  Raises:
+    DataError: for anything but one integer from 0 a row, or -1 in train.
+  """
   if labels.ndim == 2 and labels.shape[1] == 1:
     labels = labels[:, 0]
   if labels.ndim != 1:

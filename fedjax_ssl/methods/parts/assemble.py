@@ -115,7 +115,10 @@ def assemble(
     broadcast: what a client of a group receives.
     work: steps of one client.
     on_labels: (server, context, key) -> (server, metrics), what the server
-      learns from its own labels; not called where labels are at the clients.
+      learns from its own labels, as `averaging.on_labels` by cross entropy;
+      not called where labels are at the clients. Without it, and without
+      passes `before` that could learn from them, labels at the server are
+      refused: nobody would see one.
     begin: (state, federation, round) -> state, before anything else.
     before: passes ahead of the clients'.
     labels_last: whether the server learns from its labels after the clients
@@ -139,8 +142,13 @@ def assemble(
 
   Raises:
     ValueError: for an aggregator, a server's optimizer or an attack of the task
-      that has nothing to act on.
+      that has nothing to act on, or labels at the server that nobody sees.
   """
+  if task.labels_at == 'server' and on_labels is None and not before:
+    raise checks.FieldError(
+        'labels_at', 'server', 'no client has labels and the server would not '
+        'learn from its own: hand assemble on_labels, such as '
+        'averaging.on_labels, or give clients.')
   _check(task, aggregate, alone=not before)
   added = additions.wanted(task)
   own = additions.own if added else _unchanged

@@ -14,6 +14,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_ssl import losses
 from fedjax_ssl.core import (
@@ -43,6 +44,8 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import assemble, network, plateau
 
 SERVERS = ('fedavg', 'fedprox', 'local')
+# (shard, what the loss has kept, metrics) -> float32[], not below 0.
+Weighting = Callable[[Shard, PyTree, Metrics], Array]
 
 
 def supervised(task: Task) -> LossFn:
@@ -182,7 +185,7 @@ class _Settings(NamedTuple):
   client_loss: LossFn
   labels_loss: LossFn  # Of the server, if it holds the labels.
   streams: str
-  weighting: str
+  weighting: str | Weighting
   labeled_client_weight: float
   keep_local: bool
   alone: bool  # Whether clients send nothing.
@@ -195,11 +198,23 @@ class _Settings(NamedTuple):
     """Returns a client's memory without the state of its learning rate."""
     return row.own if self.falls else row
 
+  def weight(self, shard: Shard, kept: PyTree, metrics: Metrics) -> jax.Array:
+    """Returns how much a client counts; 0 without rows, for any weighting."""
+    word = self.weighting if isinstance(self.weighting, str) else 'uniform'
+    weight = client_weights.client_weight(
+        shard, self.streams, weighting=word,
+        labeled_client_weight=self.labeled_client_weight)
+    if isinstance(self.weighting, str):
+      return weight
+    return jnp.where(weight > 0,
+                     weight * self.weighting(shard, kept, metrics), 0)
+
 
 @knobs.checked()
 def averaging(task: Task, loss_fn: LossFn, *, streams: str,
               server: str = 'fedavg', mu: float = 0.0,
-              weighting: str = 'examples', labeled_client_weight: float = 1.0,
+              weighting: str | Weighting = 'examples',
+              labeled_client_weight: float = 1.0,
               keep_local: bool = False, lr_decay: str = 'none',
               remember: Callable[[Federation], PyTree] | None = None,
               sees_last: bool = False,
@@ -221,7 +236,10 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
       the cohort trains in a round, so all clients train equally much only if
       all are in it.
     mu: weight of FedProx's term; 0 is FedAvg, and the others ignore it.
-    weighting: clients count by their 'examples' used, or 'uniform'.
+    weighting: clients count by their 'examples' used, 'uniform', or by a
+      function (shard, kept, metrics) -> float32[], not below 0: `kept` is what
+      the loss has kept after the client's last step, and a metric that is a
+      `Ratio` holds the sum and count of all its steps.
     labeled_client_weight: see `core.client_weights.client_weight`.
     keep_local: keep each client's last trained model, to evaluate it.
     lr_decay: 'none', or 'plateau': each client, and the server for its own
@@ -249,7 +267,8 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
       normalization; or in `init` for a decay without validation rows.
   """
   _check(task, server, lr_decay, labeled_client_weight)
-  checks.check('weighting', weighting, client_weights.WEIGHTINGS)
+  if not callable(weighting):
+    checks.check('weighting', weighting, client_weights.WEIGHTINGS)
   checks.check('streams', streams, STREAMS)
   alone, falls = server == 'local', lr_decay == 'plateau'
   if task.labels_at == 'clients':
@@ -300,9 +319,7 @@ def _client_update(task: Task, s: _Settings, payload: Any, client: Client,
       key, s.streams, memory.model if s.sees_last else memory.kept,
       factor=client.memory.rate.factor if s.falls else None,
       told=None if s.tells is None else payload.told)
-  weight = client_weights.client_weight(
-      client.shard, s.streams, weighting=s.weighting,
-      labeled_client_weight=s.labeled_client_weight)
+  weight = s.weight(client.shard, kept, metrics)
   if s.keep_local:
     memory = memory._replace(model=tree.where(weight > 0, model, memory.model))
   memory = memory._replace(kept=None if s.sees_last else kept)
