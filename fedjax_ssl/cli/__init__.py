@@ -53,8 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _refuse('command', command, _COMMANDS)
   if command == 'train':
     return _train(words)
-  module = importlib.import_module(f'{__name__}.{_COMMANDS[command][0]}')
-  return module.main(words)
+  try:
+    module = importlib.import_module(f'{__name__}.{_COMMANDS[command][0]}')
+    return module.main(words)
+  except KeyboardInterrupt:  # Those that train have handlers of their own.
+    if argv is not None:
+      raise
+    print('Ended by SIGINT.', file=sys.stderr)
+    return 130
 
 
 def run_setting(setting: str | Setting, argv: Sequence[str] | None = None

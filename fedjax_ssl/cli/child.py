@@ -15,6 +15,9 @@ from typing import IO
 _GRACE = 20.0  # Seconds kept for a run to save in; a tenth of short budgets.
 _ROUNDS = 1.5  # Kept besides, as a run completes its round before it saves.
 _LOOK = 0.5  # Seconds between two looks at how long a round takes.
+# Codes of a run that was told to end: in training it saves first.
+TOLD = (0, 128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM,
+        -signal.SIGINT)
 # Loaded before the fork; a child of a large program should not search files.
 _LIBC = ctypes.CDLL(None)
 
@@ -102,6 +105,15 @@ def run(command: Sequence[str], log: IO[bytes], deadline: float) -> int | None:
       with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
       process.wait()
+
+
+def reason(code: int) -> str:
+  """Says how a run ended that is not done."""
+  if code == 0:
+    return 'ended before its last round'
+  if code in TOLD and code > 0:
+    return f'ended by {signal.Signals(code - 128).name}'
+  return f'killed by signal {-code}' if code < 0 else f'exit {code}'
 
 
 def _round_seconds(log: IO[bytes], start: int) -> float:

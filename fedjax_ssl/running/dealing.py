@@ -22,10 +22,10 @@ Deal = Callable[..., tuple[np.ndarray, ...]]
 SKEWS = ('alpha', 'dirichlet')
 
 
-def _reads(*names: str) -> Callable[[Deal], Deal]:
-  """Notes which of `SKEWS` a deal reads."""
+def _reads(*names: str, rule: str = '') -> Callable[[Deal], Deal]:
+  """Notes which of `SKEWS` a deal reads, and its rule of `check_labels`."""
   def note(deal: Deal) -> Deal:
-    vars(deal)['reads'] = frozenset(names)
+    vars(deal).update(reads=frozenset(names), rule=rule)
     return deal
   return note
 
@@ -33,6 +33,15 @@ def _reads(*names: str) -> Callable[[Deal], Deal]:
 def reads(deal: Deal) -> frozenset[str]:
   """Returns those of `SKEWS` that a deal reads, or all if it does not say."""
   return getattr(deal, 'reads', frozenset(SKEWS))
+
+
+def check_asked(deal: Deal, options: Any) -> None:
+  """Raises FieldError for labels that a deal would refuse, whatever the data.
+
+  Where the data have a say, as in `own`, nothing is known before they are read.
+  """
+  if rule := getattr(deal, 'rule', ''):
+    check_labels(rule, options)
 
 
 def check_labels(rule: str, options: Any) -> None:
@@ -169,7 +178,7 @@ def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
   """
   schemes = (labeled_scheme, unlabeled_scheme)
 
-  @_reads(*(['alpha'] if any(map(_is_skewed, schemes)) else []))
+  @_reads(*(['alpha'] if any(map(_is_skewed, schemes)) else []), rule='pool')
   def deal(rng, labels, pool, options):
     from fedjax_ssl import data
     labeled = choose_labeled(rng, labels, pool, options)
@@ -274,7 +283,7 @@ def in_tasks(deal: Deal, num_tasks: int) -> Deal:
   return deal_tasks
 
 
-@_reads('alpha', 'dirichlet')
+@_reads('alpha', 'dirichlet', rule='share')
 def one_pool(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
              options: Any) -> tuple[np.ndarray, np.ndarray]:
   """Deals all rows, then labels --labeled_fraction of each client's.
@@ -296,7 +305,7 @@ def agents(scheme: str) -> Deal:
   Returns:
     The `Deal`; --num_labeled_clients says how many hold labels.
   """
-  @_reads()
+  @_reads(rule='agents')
   def deal(rng, labels, pool, options):
     from fedjax_ssl import data
     check_labels('agents', options)
@@ -315,7 +324,7 @@ def agents(scheme: str) -> Deal:
   return deal
 
 
-@_reads('alpha')
+@_reads('alpha', rule='clients')
 def whole_clients(rng: np.random.Generator, labels: np.ndarray,
                   pool: np.ndarray, options: Any
                   ) -> tuple[np.ndarray, np.ndarray]:

@@ -92,6 +92,22 @@ def test_a_cell_without_rows_stops_no_other(place):
   assert 'seed_0 holds no run' in said and '6 runs done, 1 failed' in said
 
 
+def test_a_run_that_is_killed_says_so_and_stops_no_other_seed(place):
+  script = place.root / 'exp.py'
+  script.write_text(script.read_text().replace(
+      'signal.signal(', "if 'killed' in flags: signal.raise_signal(9)\n"
+      '  signal.signal(', 1))
+  place.change('ours', 'killed = 1')
+  place.change('other', 'method = "fedavg"')
+  said = place.call(code=1)
+  for seed in (0, 1):
+    log = place.root / f'runs/one/exp.ours_hard/seed_{seed}.log'
+    assert f'started exp.ours_hard, seed {seed} ({log})\n' in said
+    assert f'    killed by signal 9 [{log}]\nfailed exp.ours_hard, ' in said
+    assert log.exists()
+  assert 'skipped' not in said and '6 runs done, 2 failed, 0 left' in said
+
+
 def test_results_are_locked_and_tried_before_hours_of_work(place):
   folder = place.root / 'results' / 'one'
   folder.mkdir(parents=True)

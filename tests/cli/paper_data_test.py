@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from fedjax_ssl import data
-from fedjax_ssl.cli import tables
+from fedjax_ssl.cli import table_runs, tables
 from tests.cli import paper_tables_test
 
 place = paper_tables_test.place
@@ -64,7 +64,7 @@ def test_what_the_library_says_of_missing_data_is_known(
     data.load('cifar10x', None if folder is None else tmp_path / folder)
   said = error.value
   text = said.text('--') if hasattr(said, 'text') else str(said)
-  assert tables._NO_DATA.match(f'error: {text}')
+  assert table_runs._NO_DATA.match(f'error: {text}')
 
 
 def test_data_dir_reaches_the_runs_and_no_result(place):
@@ -95,8 +95,8 @@ def test_a_dry_run_prints_commands_that_can_be_run(place):
   printed = place.call(*words, '--dry_run')
   assert not (place.root / 'runs').exists()
   commands = [shlex.split(line) for line in printed.splitlines()]
-  assert [[word for word in command if 'seeds' in word][-1]
-          for command in commands] == ['--seeds=0', '--seeds=1']
+  assert [[word for word in command if 'seeds' in word]
+          for command in commands] == [['--seeds=0'], ['--seeds=1']]
   folder = place.root / 'runs/one/exp.base_hard'
   for command in commands:
     assert f'--data_dir={place.root}' in command
@@ -104,4 +104,5 @@ def test_a_dry_run_prints_commands_that_can_be_run(place):
   assert (folder / 'seed_0/metrics.jsonl').exists()
   place.call(*words)
   assert place.call(*words, '--dry_run') == (
-      'Nothing is to be run; see --status.\n')
+      f'Nothing is to be run: {place.root}/results/one has the results; '
+      'another --results=DIR runs these cells anew, --status lists them.\n')

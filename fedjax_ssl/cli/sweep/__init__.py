@@ -31,7 +31,7 @@ import shlex
 import sys
 from typing import Any
 
-from fedjax_ssl.cli import arguments, method_names
+from fedjax_ssl.cli import arguments, child, method_names
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import checking, grid, slots, study
 from fedjax_ssl.core import checks
@@ -106,7 +106,7 @@ def status(out: pathlib.Path, cells: Sequence[grid.Cell]) -> str:
     lines.append(f'{state:8} {rounds:>11}  {cell.name}'
                  + ''.join(f' ({words})' for words in said if words))
     if state == 'failed':
-      lines.append(f'    {slots.reason(int(stored.get("exit", 1)))}, '
+      lines.append(f'    {child.reason(int(stored.get("exit", 1)))}, '
                    f'{cells_lib.log(out, cell)}')
       lines += [f'    {line}' for line in stored.get('tail', ())]
   total = ', '.join(f'{state} {n}' for state, n in sorted(counts.items()))
@@ -170,6 +170,17 @@ def main(argv: Sequence[str]) -> int:
   if isinstance(sys.stdout, io.TextIOWrapper):  # Names may have any letters.
     sys.stdout.reconfigure(errors='backslashreplace')
   args = _arguments(argv)
+  try:
+    with child.ending_on_signals():
+      chosen = _prepared(args)
+  except child.Ended as ended:
+    print(f'Ended by {ended}; nothing was started.', file=sys.stderr)
+    return 128 + ended.number
+  return chosen if isinstance(chosen, int) else chosen.run()
+
+
+def _prepared(args: argparse.Namespace) -> slots.Sweep | int:
+  """Returns what is to be run, or an exit code if there is nothing."""
   out = pathlib.Path(args.out)
   try:
     if not args.out:
@@ -205,4 +216,4 @@ def main(argv: Sequence[str]) -> int:
           file=sys.stderr)
     return 2
   return slots.Sweep(out, cells, num_slots=args.slots, retries=args.retries,
-                     python=args.python, env=env).run()
+                     python=args.python, env=env)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -19,15 +20,16 @@ from typing import Any
 from absl import flags
 
 from fedjax_ssl import config
-from fedjax_ssl.cli import errors
+from fedjax_ssl.cli import child, errors
 from fedjax_ssl.cli.sweep import asked, grid
 from fedjax_ssl.cli.sweep import cells as cells_lib
-from fedjax_ssl.core import checks, imports, registry
+from fedjax_ssl.core import blame, checks, imports, registry
 from fedjax_ssl.running import settings
 
 _PROGRAM = ('-P', '-c', 'import sys; from fedjax_ssl.cli.sweep import checking;'
             ' sys.exit(checking.main())')
 _REFUSED = 2
+_ADDITIONS = 'aggregator', 'server_optimizer', 'attack'
 
 
 def check(python: str, out: pathlib.Path, cells: Sequence[grid.Cell],
@@ -80,6 +82,7 @@ def check(python: str, out: pathlib.Path, cells: Sequence[grid.Cell],
 
 def main() -> int:
   """Checks the cells that the input lists; returns 2 if one is refused."""
+  child.end_with_parent()
   # By code of the user's own, after those without any.
   groups: dict[frozenset[str], list[list[Any]]] = {frozenset(): []}
   for shown, setting, words in json.loads(sys.stdin.read()):
@@ -138,7 +141,9 @@ def _check(setting: str, options: config.Config) -> None:
   for name, text in {**texts, 'method': options.full_method}.items():
     _check_text(name, text)
   if options.workdir is None:
-    _check_holder(options.full_method, options.labels_at)
+    given = [(name, getattr(options, name)) for name in _ADDITIONS]
+    _check_method(options.full_method, options.labels_at,
+                  tuple(one for one in given if one[1]))
 
 
 @functools.cache
@@ -148,11 +153,18 @@ def _check_text(field: str, text: str | None) -> None:
 
 
 @functools.cache
-def _check_holder(method: str, labels_at: str) -> None:
-  """Refuses a method that cannot have its labels there, whatever the data.
+def _check_method(method: str, labels_at: str,
+                  additions: tuple[tuple[str, str], ...]) -> None:
+  """Refuses what a method cannot be combined with, whatever the data.
 
-  The method is built for data that nobody has; of its refusals only the one
-  of --labels_at counts. Code of the user's own is not run.
+  The method is built for data that nobody has. Of its refusals only the one
+  of --labels_at counts, and that of additions without which it is built. Code
+  of the user's own is not run.
+
+  Args:
+    method: its text.
+    labels_at: where the labels are.
+    additions: names and texts of those of `_ADDITIONS` that are wanted.
 
   Raises:
     FieldError: if it refuses them.
@@ -160,16 +172,22 @@ def _check_holder(method: str, labels_at: str) -> None:
   from fedjax_ssl import methods, task
   if registry.is_own(method, methods.METHODS):
     return
+  spec = task.TaskSpec(num_classes=10, input_shape=(8, 8, 1), model='linear',
+                       method=method, labels_at=labels_at)
   try:
-    methods.make(method, task.make_task(task.TaskSpec(
-        num_classes=10, input_shape=(8, 8, 1), model='linear', method=method,
-        labels_at=labels_at)))
+    methods.make(method, task.make_task(spec))
   except (ValueError, TypeError) as error:
     behind: BaseException | None = error
     while behind is not None:
       if isinstance(behind, checks.FieldError) and behind.field == 'labels_at':
         raise
       behind = behind.__cause__
+    return
+  if additions and not any(registry.is_own(text, task.REGISTRIES[name])
+                           for name, text in additions):
+    with blame.naming('method', method, False):
+      methods.make(method, task.make_task(
+          dataclasses.replace(spec, **dict(additions))))
 
 
 def _check_known(words: Sequence[str]) -> None:

@@ -29,9 +29,6 @@ _GRACE = 60.0  # Seconds that a run has to save, once told to end.
 _TAIL = 1 << 16  # Bytes at the end of a log that are looked at.
 # Exit code of a run that refuses its flags or data: it would do so again.
 _REFUSED = 2
-# Codes of a run that was told to end: in training it saves first.
-_TOLD = (0, 128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM,
-         -signal.SIGINT)
 
 
 @dataclasses.dataclass
@@ -196,8 +193,8 @@ class Sweep:
     again = (attempts <= self._retries and not self._heard
              and code != _REFUSED)
     # Stopped means: not by a fault of the run, and not for good.
-    stopped = (self._heard and code in (*_TOLD, -signal.SIGKILL)
-               or again and code in _TOLD)
+    stopped = (self._heard and code in (*child.TOLD, -signal.SIGKILL)
+               or again and code in child.TOLD)
     state = 'done' if good else 'stopped' if stopped else 'failed'
     said = [] if good else cells_lib.tail(text)
     result = {'state': state, 'exit': code, 'fingerprint': asked,
@@ -215,7 +212,7 @@ class Sweep:
       self._failed[cell.name] = result
     last = ''.join(f': {line}' for line in said[-1:])
     self._say(f'stopped {cell.name}' if self._heard and stopped else
-              f'{reason(code)}: {cell.name}'
+              f'{child.reason(code)}: {cell.name}'
               + (', trying again' if again else '')
               + f'{last} [{cells_lib.log(self._out, cell)}]')
 
@@ -286,7 +283,7 @@ class Sweep:
              f'{durations.text(time.monotonic() - self._began)}']
     for name, result in self._failed.items():
       count = result['attempts']
-      lines.append(f'FAILED {name} ({reason(result["exit"])}, {count} '
+      lines.append(f'FAILED {name} ({child.reason(result["exit"])}, {count} '
                    f'attempt{"s" * (count > 1)}; {self._out / name}.log)')
       lines += [f'    {line}' for line in result['tail']]
     say('\n'.join(lines))
@@ -304,12 +301,3 @@ def _signal(process: subprocess.Popen, number: int) -> None:
   if process.poll() is None:
     with contextlib.suppress(ProcessLookupError):
       os.killpg(process.pid, number)
-
-
-def reason(code: int) -> str:
-  """Says how a run ended that is not done."""
-  if code == 0:
-    return 'ended before its last round'
-  if code in _TOLD and code > 0:
-    return f'ended by {signal.Signals(code - 128).name}'
-  return f'killed by signal {-code}' if code < 0 else f'exit {code}'

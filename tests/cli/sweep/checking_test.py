@@ -20,6 +20,11 @@ BAD = {
     ('--method=fixmatch(threshold=7)',): 'threshold must be',
     ('--method=fixmatch | feddure', '--labels_at=clients | server'): (
         '--method=feddure: --labels_at=server: give clients'),
+    ('--method=fixmatch | fedlabel', '--aggregator=median | trimmed_mean'): (
+        '--method=fedlabel: this has an aggregation of its own'),
+    ('--method=fixmatch', '--attack=label_flip', '--labels_at=server'): (
+        '--labels_at=server: no client has labels to flip'),
+    ('--labeled_fraction=.1', '--labels_per_class=3'): 'give one of them',
     ('--cohort_size=10 | 30',): '--cohort_size=30 and --num_clients=20: ',
     ('--dirichlet=shares',): '--dirichlet=shares: only cross_device',
     ('--method=./nowhere.py:mine',): 'there is no file ',

@@ -239,6 +239,25 @@ def test_a_sweep_that_is_stopped_continues(tmp_path, number):
     assert rounds(tmp_path, f'fake_experiment__seed={seed}') == [1, 2, 3]
 
 
+@pytest.mark.parametrize('number', [signal.SIGINT, *wider(signal.SIGTERM)])
+def test_a_sweep_that_is_stopped_while_it_checks_leaves_nothing(
+    tmp_path, number):
+  python, seen = tmp_path / 'python', tmp_path / 'pid'
+  python.write_text(f'#!/bin/sh\necho $$ > {seen}.new\n'
+                    f'mv {seen}.new {seen}\nexec sleep 60\n')
+  python.chmod(0o755)
+  process = start(tmp_path / 'out', 'setting: digits_dirdir',
+                  options=[f'--python={python}'])
+  until(seen.exists)
+  process.send_signal(number)
+  _, said = process.communicate(timeout=60)
+  assert process.returncode == 128 + number
+  assert said == f'Ended by {number.name}; nothing was started.\n'
+  with pytest.raises(ProcessLookupError):
+    os.kill(int(seen.read_text()), 0)
+  assert not (tmp_path / 'out').exists()
+
+
 @pytest.mark.skipif(sys.platform != 'linux', reason='the kernel ends the runs')
 def test_runs_end_with_a_sweep_that_is_killed(tmp_path):
   lines = (FAKE, '--seconds=0.1', '--num_rounds=500')
