@@ -285,7 +285,10 @@ class Run(NamedTuple):
     Raises:
       ValueError: if the run has no global model, or no such seed, or the file
         cannot be written.
+      TypeError: for anything but a path.
     """
+    if not isinstance(path, str | os.PathLike):
+      raise TypeError(f'save takes the path of a file, not {path!r}.')
     seed = next(iter(self.states)) if seed is None else seed
     self.global_model(seed)
     about = {'task': {**self.facts['task'], 'seeds': [seed]},

@@ -11,6 +11,7 @@ from fedjax_ssl.core import disk
 # Okabe and Ito's colours: told apart by colour-blind readers and in print.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00',
            '#000000')
+ENDINGS = '.png', '.pdf', '.svg'
 _DASHES: tuple[Any, ...] = ('-', (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)))
 
 
@@ -50,14 +51,18 @@ def write(chart: Any, path: str | os.PathLike[str]) -> None:
 
   Args:
     chart: the figure.
-    path: of the file; its ending chooses the format, such as png, pdf or svg.
-      Folders that it needs are made.
+    path: of the file; its ending, one of `ENDINGS`, chooses the format. Folders
+      that it needs are made.
 
   Raises:
-    ValueError: if there is no such format, or the file cannot be written.
+    ValueError: if the ending is another, or the file cannot be written.
+    TypeError: for anything but a path.
   """
   file, drawn = pathlib.Path(path), io.BytesIO()
-  chart.savefig(drawn, dpi=150, format=file.suffix[1:] or 'png')
+  if file.suffix.lower() not in ENDINGS:
+    raise ValueError(f'{os.fspath(path)!r} must end with '
+                     f'{", ".join(ENDINGS[:-1])} or {ENDINGS[-1]}.')
+  chart.savefig(drawn, dpi=150, format=file.suffix[1:].lower())
   try:
     file.parent.mkdir(parents=True, exist_ok=True)
     if not file.is_file() or file.read_bytes() != drawn.getvalue():

@@ -40,7 +40,13 @@ def check_asked(deal: Deal, options: Any) -> None:
 
   Where the data have a say, as in `own`, nothing is known before they are read.
   """
-  if rule := getattr(deal, 'rule', ''):
+  if options.partition != 'setting' or options.partition_file:
+    return
+  rule, holders = getattr(deal, 'rule', ''), options.num_labeled_clients
+  if rule == 'pool' and holders >= 0:
+    raise FieldError('num_labeled_clients', holders, 'here labels are dealt to '
+                     'all clients; leave it out, or take labeled_clients.')
+  if rule:
     check_labels(rule, options)
 
 

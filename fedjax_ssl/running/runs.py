@@ -138,16 +138,15 @@ def prepared(setting: Setting, options: Config, origin: Mapping[str, Any],
 def check_read(setting: Setting, options: Config) -> None:
   """Refuses options such as --alpha in a new run that does not read them.
 
-  And labels that its setting would not deal, before the data are read. Runs
-  that were stored by versions which took them go on, and a user's own way of
-  dealing may read them.
+  Runs that were stored by versions which took them go on, and a user's own way
+  of dealing may read them.
 
   Args:
     setting: how rows are dealt.
     options: what is asked for.
 
   Raises:
-    FieldError: for such an option that is not at its default, or such labels.
+    FieldError: for such an option that is not at its default.
   """
   if workdir_lib.holds_run(options.workdir):
     return
@@ -166,8 +165,6 @@ def check_read(setting: Setting, options: Config) -> None:
         f'the data name the clients; leave it out or at {default}, or give '
         '--partition=setting to have the rows dealt.' if natural else
         f'only {_readers(name)} read it; leave it out or at {default}.')
-  if options.partition == 'setting' and not options.partition_file:
-    dealing.check_asked(setting.deal, options)
 
 
 def note_unread(setting: Setting, options: Config, dataset: data.Dataset
@@ -240,6 +237,8 @@ def _readers(name: str) -> str:
 def _dealt(setting: Setting, options: Config, given: Collection[str]
            ) -> Dealt:
   """Loads the data, and deals them."""
+  if not workdir_lib.holds_run(options.workdir):  # Older versions allowed more.
+    dealing.check_asked(setting.deal, options)
   dataset = data.load(options.dataset, options.data_dir, split=options.split,
                       embeddings=options.embeddings)
   try:

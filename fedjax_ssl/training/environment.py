@@ -40,15 +40,21 @@ def keep_programs() -> None:
   """Makes JAX keep compiled programs for other processes.
 
   A folder that the user has named, by JAX_COMPILATION_CACHE_DIR or in code, is
-  left as it is; an empty name means that no programs are kept.
+  left as it is; an empty name means that no programs are kept. Nor are they
+  where the user's cache folder cannot be made.
   """
   if jax.config.values['jax_compilation_cache_dir'] is not None:
     return
   folder = cache()
-  if folder is not None:
-    jax.config.update('jax_compilation_cache_dir', str(folder / 'xla'))
-    least = 'jax_persistent_cache_min_compile_time_secs'
-    jax.config.update(least, min(0.5, jax.config.values[least]))
+  if folder is None:
+    return
+  try:
+    (folder / 'xla').mkdir(parents=True, exist_ok=True)
+  except OSError:  # JAX would warn at every program.
+    return
+  jax.config.update('jax_compilation_cache_dir', str(folder / 'xla'))
+  least = 'jax_persistent_cache_min_compile_time_secs'
+  jax.config.update(least, min(0.5, jax.config.values[least]))
 
 
 def cache() -> pathlib.Path | None:

@@ -82,8 +82,8 @@ def begun(folder: pathlib.Path, now: Mapping[str, str],
                        'choose another --workdir.')
     what = 'has changed since' if name in ours else 'was imported when'
     raise ValueError(f'{name} {what} the run in {folder} began; go on with '
-                     f'{copy}, its copy, in its place, or choose another '
-                     '--workdir.')
+                     f'{copy}, its copy, in its place, or begin anew: in '
+                     'another --workdir, or here once that folder is removed.')
   for name in sorted({*now} & {*was}):
     if now[name] != was[name] and name not in theirs:
       print(f'{name} has changed since the run in {folder} began.',

@@ -181,8 +181,9 @@ def test_a_chart_is_written_whole_or_not_at_all(tmp_path):
   file = tmp_path / 'c.svg'
   canvas.write(chart, file)
   before = file.read_bytes()
-  with pytest.raises(ValueError, match='no_format'):
-    canvas.write(chart, file.with_suffix('.no_format'))
+  for name in ('', '.', 'curves', '.png', 'c.no_format'):
+    with pytest.raises(ValueError, match='must end with .png, .pdf or .svg'):
+      canvas.write(chart, tmp_path / name)
   with pytest.raises(ValueError, match='inside.svg cannot be'):
     canvas.write(chart, file / 'inside.svg')
   assert file.read_bytes() == before

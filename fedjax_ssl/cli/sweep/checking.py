@@ -132,7 +132,7 @@ def _check(setting: str, options: config.Config) -> None:
     ValueError: for what the run would refuse.
   """
   from fedjax_ssl import task
-  from fedjax_ssl.running import runs
+  from fedjax_ssl.running import dealing, runs
   for place in options.imports:
     registry.import_place(place)
   if not options.eval_only:
@@ -141,6 +141,7 @@ def _check(setting: str, options: config.Config) -> None:
   for name, text in {**texts, 'method': options.full_method}.items():
     _check_text(name, text)
   if options.workdir is None:
+    dealing.check_asked(settings.find(setting).deal, options)
     given = [(name, getattr(options, name)) for name in _ADDITIONS]
     _check_method(options.full_method, options.labels_at,
                   tuple(one for one in given if one[1]))
@@ -185,9 +186,9 @@ def _check_method(method: str, labels_at: str,
     return
   if additions and not any(registry.is_own(text, task.REGISTRIES[name])
                            for name, text in additions):
+    wanted: dict[str, Any] = dict(additions)
     with blame.naming('method', method, False):
-      methods.make(method, task.make_task(
-          dataclasses.replace(spec, **dict(additions))))
+      methods.make(method, task.make_task(dataclasses.replace(spec, **wanted)))
 
 
 def _check_known(words: Sequence[str]) -> None:

@@ -289,6 +289,9 @@ def _axis(line: str, where: str) -> tuple[str, list[str]]:
   if bare:
     values = [first, *rest]
     bad = [v for v in values if not re.fullmatch(r'--\w+', v)]
+    if bad and bad[0]:
+      raise GridError(f'{where}: {bad[0]} stands beside {first}; give all '
+                      'alternatives with a value, or none.')
     name = name.removeprefix('no')
   else:
     given = [_unquoted(v) for v in (match[2][1:].strip(), *rest)]

@@ -24,6 +24,8 @@ BAD = {
         '--method=fedlabel: this has an aggregation of its own'),
     ('--method=fixmatch', '--attack=label_flip', '--labels_at=server'): (
         '--labels_at=server: no client has labels to flip'),
+    ('--num_labeled_clients=2',): (
+        '--num_labeled_clients=2: here labels are dealt to all clients'),
     ('--labeled_fraction=.1', '--labels_per_class=3'): 'give one of them',
     ('--cohort_size=10 | 30',): '--cohort_size=30 and --num_clients=20: ',
     ('--dirichlet=shares',): '--dirichlet=shares: only cross_device',

@@ -61,7 +61,8 @@ BAD = {
     'scripts': ('script: experiments/*_dirdir.py', 'a block has one script, '
                 'and experiments/*_dirdir.py fits '),
     'value_missing': (f'{DIGITS}\n--a=', 'has no value'),
-    'bare': (f'{DIGITS}\n--a | b', 'b has no value'),
+    'bare': (f'{DIGITS}\n--a | b', 'b stands beside --a; give all'),
+    'bare_and_not': (f'{DIGITS}\n--a | --a=true', '--a=true stands beside --a'),
     'workdir': (f'{DIGITS}\n--workdir=x', 'the sweep chooses the folders'),
     'seed': (f'{DIGITS}\n--seed=3', 'use a line `seeds:`'),
     'flagfile_flag': (f'{DIGITS}\n--flagfile=x', 'use a line `flagfile:`'),
