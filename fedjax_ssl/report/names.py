@@ -14,6 +14,8 @@ PLAIN = 'fedavg'  # The method of bounds.
 LONGEST = 48  # Characters of a name.
 _LONGEST_VALUE = 24
 _MOST_FACETS = 12
+_CODE = 'code'  # No flag: digests of a user's own files.
+_DIGITS = 8  # Of a digest, in a name.
 # Their values are named without the flag, as they explain themselves.
 _BARE = ('method', 'model', 'dataset', 'setting')
 # Where several flags tell runs apart equally well, these are named.
@@ -84,10 +86,10 @@ def plan(configs: Sequence[Config], folders: Sequence[Sequence[str]],
     names = [_cut(folders[0][0], LONGEST)]
   return Plan(
       _distinct(names, folders), _looks(seen, chosen),
-      [tuple(parts.get(k, '') for k in chosen if k not in ('method', 'labels'))
-       for parts in texts],
+      [tuple(parts.get(k, '') for k in chosen
+             if k not in ('method', 'labels', _CODE)) for parts in texts],
       [k for k in varying
-       if k not in chosen and k not in flag_kinds.NOT_THE_CELL])
+       if k not in chosen and k not in {*flag_kinds.NOT_THE_CELL, _CODE}])
 
 
 def setting_of(config: Config) -> tuple[tuple[str, str], ...]:
@@ -165,6 +167,8 @@ def _parts(config: Config, free: Sequence[str]) -> Parts:
   flags = config['flags']
   parts = {name: _text(value) for name, value in flags.items()
            if name not in free}
+  if code := _code(config):  # Of files that were edited between two runs.
+    parts[_CODE] = ' '.join(digest[:_DIGITS] for _, digest in code)
   try:  # A damaged method or origin is not used to tell runs apart.
     parts['setting'] = pathlib.Path(command.program_of(config)).stem
     method, knobs = registry.parse(flags.get('method', ''))
@@ -185,6 +189,8 @@ def _text(value: Any) -> str:
 def _rank(key: str) -> tuple[int, int, str]:
   """Ranks flags for the order of naming; technical ones come last."""
   known = _TELLING.index(key) if key in _TELLING else len(_TELLING)
+  if key == _CODE:
+    return 2, 0, ''
   return (0 if key == 'method' else 2 if key in flag_kinds.NOT_THE_CELL else 1,
           known, key)
 

@@ -42,7 +42,8 @@ _CONFIGS = strategies.lists(strategies.fixed_dictionaries({
 
 def plan(*flags, folders=None) -> names.Plan:
   return names.plan(
-      [{'flags': {'labels': 'few'} | f, 'origin': {}} for f in flags],
+      [{'flags': {'labels': 'few'} | f, 'origin': {}, 'facts': {}}
+       for f in flags],
       folders or [(f'folder{i}',) for i in range(len(flags))])
 
 
@@ -86,6 +87,22 @@ def test_names_hold_what_differs():
               {'method': 'uda'}).names == [
                   'labels only (lower bound)', 'all labels (upper bound)',
                   'uda']
+
+
+def test_an_edited_method_is_told_by_its_code():
+  def made(code, **flags):
+    flags = {'labels': 'few', 'method': '/a/mine.py:f(k=2)', **flags}
+    return {'flags': flags, 'origin': {},
+            'facts': {'code': {'mine.py': code} if code else None}}
+  before, after = made('0123456789', x=1), made('abcdefghij', x=2)
+  folders = [('a',), ('b',)]
+  found = names.plan([before | {'flags': after['flags']}, after], folders)
+  assert found.names == ['code=01234567', 'code=abcdefgh']
+  assert found.others == [] and found.peers == [(), ()]
+  # A flag says more, and so does the method.
+  assert names.plan([before, after], folders).names == ['x=1', 'x=2']
+  found = names.plan([before, made(None, method='uda', x=1)], folders)
+  assert found.names == ['f', 'uda'] and found.others == ['k']
 
 
 def test_own_methods_are_called_by_their_names():
