@@ -135,16 +135,31 @@ class Run(NamedTuple):
 
   @property
   def metrics(self) -> dict[str, np.ndarray]:
-    """Returns what was measured, as a run of `fit` has it; {} of a file."""
+    """Returns what was measured up to `round`, as a run of `fit` has it.
+
+    They are read from `folder`; a file that `save` wrote has none, {}.
+
+    Raises:
+      ValueError: if they are damaged, or the folder is gone.
+    """
     return columns.scalars(self._rows())
 
   @property
   def class_metrics(self) -> dict[str, np.ndarray]:
-    """Returns the metrics with one number for each class, [evaluations, C]."""
+    """Returns the metrics with one number for each class, [evaluations, C].
+
+    Raises:
+      ValueError: as `metrics`.
+    """
     return columns.lists(self._rows())
 
   def _rows(self) -> list[dict[str, Any]]:
-    return [] if self.folder is None else metrics.read(self.folder)
+    if self.folder is None:
+      return []
+    if not workdir_lib.holds_run(self.folder):
+      raise ValueError(f'{self.folder} is gone, with all that was measured.')
+    return [row for row in metrics.read(self.folder)
+            if row['round'] <= self.round]
 
   @property
   def state(self) -> State:
@@ -247,6 +262,10 @@ class Run(NamedTuple):
                          f'numbers, 0 to {self.spec.num_classes - 1}.')
       classes = names.number({'data': names.as_words('labels', words)},
                              self.class_names)[0]['data']
+    elif self._numbers_as_words():
+      raise ValueError(
+          'labels are numbers, and so are the names of the classes, in another '
+          f'order: {", ".join(self.class_names[:4])}, ...; give names.')
     classes = files.class_labels('data', classes)
     if classes.max() >= self.spec.num_classes:
       raise ValueError(f'labels have class {classes.max()}; allowed are 0 to '
@@ -258,6 +277,12 @@ class Run(NamedTuple):
     return {name: np.asarray(value, np.float64) if np.ndim(value)
             else float(value)
             for name, value in evaluate.scores(logits, classes).items()}
+
+  def _numbers_as_words(self) -> bool:
+    """Returns whether a class is called by the number of another one."""
+    names_ = [*self.class_names]
+    return all(name.isdecimal() for name in names_) and (
+        names_ != [*map(str, range(len(names_)))])
 
   def _encoded(self, inputs: Any) -> Any:
     """Returns tokens of texts, and all else as it is."""
@@ -368,7 +393,7 @@ def load(workdir: str | os.PathLike[str]) -> Run:
       int(k): v['state'] for k, v in tree.items()})
   return make(spec, task, method, states, round_, facts,
               tokens.load(pathlib.Path(workdir)))._replace(
-                  folder=pathlib.Path(workdir))
+                  folder=pathlib.Path(workdir).absolute())
 
 
 def _rebuilt(where: str | os.PathLike[str], facts: Mapping[str, Any]

@@ -205,11 +205,20 @@ def test_the_example_keeps_the_contract(root):
 def test_the_example_with_a_memory_keeps_it(root):
   laws = ('memory_of_an_unsampled_client_is_unchanged', 'resume_is_exact',
           'masked_rows_are_never_learnt_from', 'no_key_is_used_twice',
-          'a_client_without_rows_equals_an_absent_one',
-          'a_broken_client_is_left_out')
+          'a_client_without_rows_equals_an_absent_one')
   found = testing.check_method(
       f'{root}/experiments/examples/evened_fixmatch.py:'
-      'evened_fixmatch(threshold=0.3, by_guesses=True)', laws=laws)
+      'evened_fixmatch(threshold=0.3)', laws=laws)
+  assert {*found.values()} == {''}
+
+
+@pytest.mark.usefixtures('as_registered')
+def test_the_example_may_weigh_its_clients(root):
+  found = testing.check_method(
+      f'{root}/experiments/examples/evened_fixmatch.py:'
+      'evened_fixmatch(threshold=0.3, by_guesses=True)', places=['clients'],
+      laws=('a_client_without_rows_equals_an_absent_one',
+            'a_broken_client_is_left_out'))
   assert {*found.values()} == {''}
 
 

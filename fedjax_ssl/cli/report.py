@@ -134,7 +134,7 @@ def _watch(args: argparse.Namespace) -> int:
     try:
       _write(args, left_out, refresh)
     except (ValueError, OSError) as error:
-      return ' '.join(str(error).split())
+      return ' '.join(str(error).split()) or type(error).__name__
     return ''
   with contextlib.suppress(KeyboardInterrupt):
     while True:

@@ -102,7 +102,7 @@ def run_step(chosen: Plan, step: Step, deadline: float) -> str:
   printing.say(f'    {why} [{log}]')
   if code == _REFUSED and any(map(_NO_DATA.match, said)):
     return 'no data'
-  return 'killed' if code < 0 else 'failed'
+  return 'killed' if code < 0 or code and code in child.TOLD else 'failed'
 
 
 def _log(chosen: Plan, step: Step) -> pathlib.Path:

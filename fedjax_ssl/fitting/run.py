@@ -228,7 +228,9 @@ class Run:
           [run.name], (f'{run.name} ({i})' for i in itertools.count(2)))
       rows[next(name for name in called if name not in rows)] = run._rows
     for panel in panels:
-      checks.check('metric', str(panel), summary.drawable(rows))
+      if not isinstance(panel, str):
+        raise TypeError(f'panels are names of metrics, not {panel!r}.')
+      checks.check('metric', panel, summary.drawable(rows))
     chart = summary.curves(rows, panels=panels or ('accuracy', 'loss'))
     if path is not None:
       canvas.write(chart, path)

@@ -36,14 +36,15 @@ def reads(deal: Deal) -> frozenset[str]:
 
 
 def check_asked(deal: Deal, options: Any) -> None:
-  """Raises FieldError for labels that a deal would refuse, whatever the data.
+  """Raises FieldError for labels that no data would fit.
 
   Where the data have a say, as in `own`, nothing is known before they are read.
   """
   if options.partition != 'setting' or options.partition_file:
     return
   rule, holders = getattr(deal, 'rule', ''), options.num_labeled_clients
-  if rule == 'pool' and holders >= 0:
+  if rule == 'pool' and options.labels_at == 'clients' and (
+      0 <= holders < options.num_clients):
     raise FieldError('num_labeled_clients', holders, 'here labels are dealt to '
                      'all clients; leave it out, or take labeled_clients.')
   if rule:

@@ -19,8 +19,10 @@ def deal(setting: Setting, options: Config, dataset: data.Dataset
   """Deals the rows of a data set, for each seed.
 
   Raises:
-    FieldError: if the set has too few examples.
+    FieldError: if the set has too few examples, or the options name no labels
+      that the setting deals.
   """
+  dealing.check_asked(setting.deal, options)
   num_train = len(dataset.train.labels)
   if options.num_clients > num_train:
     raise FieldError(

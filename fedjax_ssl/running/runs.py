@@ -237,8 +237,6 @@ def _readers(name: str) -> str:
 def _dealt(setting: Setting, options: Config, given: Collection[str]
            ) -> Dealt:
   """Loads the data, and deals them."""
-  if not workdir_lib.holds_run(options.workdir):  # Older versions allowed more.
-    dealing.check_asked(setting.deal, options)
   dataset = data.load(options.dataset, options.data_dir, split=options.split,
                       embeddings=options.embeddings)
   try:

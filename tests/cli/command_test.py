@@ -133,3 +133,14 @@ def test_a_setting_has_a_script_that_cites_and_shows_it(name):
   assert f'python experiments/{name}.py' in text
   first = re.sub(r'\s+', ' ', text.split('"""')[1]).strip()
   assert first.startswith(found.about[:60])
+
+
+def test_an_interrupt_of_a_command_is_one_line(monkeypatch, capsys):
+  def interrupted(words):
+    raise KeyboardInterrupt
+  monkeypatch.setattr('fedjax_ssl.cli.results.main', interrupted)
+  monkeypatch.setattr(sys, 'argv', ['fedjax-ssl', 'results', 'runs/a'])
+  assert cli.main() == 130
+  assert capsys.readouterr().err == 'Ended by SIGINT.\n'
+  with pytest.raises(KeyboardInterrupt):  # A program that calls it may go on.
+    cli.main(['results', 'runs/a'])

@@ -87,6 +87,27 @@ def test_an_unknown_class_is_named(finished, test_set):
     run.evaluate(test_set.inputs[:2], ['a', 'x'])
 
 
+def test_classes_called_by_other_numbers_need_their_names(finished, test_set):
+  names = tuple(sorted(map(str, range(1, 11))))  # '1', '10', '2', ...
+  run = fedjax_ssl.load(finished)._replace(class_names=names)
+  with pytest.raises(ValueError, match='in another order: 1, 10, 2, 3, ...'):
+    run.evaluate(*test_set)
+  words = np.array(names)[test_set.labels]
+  assert run.evaluate(test_set.inputs, words)['accuracy'] == (
+      fedjax_ssl.load(finished).evaluate(*test_set)['accuracy'])
+
+
+def test_what_was_measured_is_of_the_loaded_round(
+    finished, tmp_path, monkeypatch):
+  monkeypatch.chdir(finished.parent)
+  run = fedjax_ssl.load(finished.name)
+  monkeypatch.chdir(tmp_path)
+  assert set(run.metrics['round']) == {1, 2}
+  assert set(run._replace(round=1).metrics['round']) == {1}
+  with pytest.raises(ValueError, match='nowhere is gone'):
+    run._replace(folder=tmp_path / 'nowhere').metrics  # noqa: B018
+
+
 def test_a_loaded_run_has_what_was_measured(finished, tmp_path):
   run, rows = fedjax_ssl.load(finished), last_rows(finished)
   assert set(run.metrics['round']) == {1, 2}

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.core import client_weights, tree
+from fedjax_ssl.core import checks, client_weights, rounds, tree
 from fedjax_ssl.core.checks import FieldError
 from fedjax_ssl.core.types import Batch, Update
 from fedjax_ssl.data import batching
@@ -228,7 +228,27 @@ def test_a_function_of_what_a_client_did_weighs_it():
   chex.assert_trees_all_equal(after(lambda *_: 1.0), uniform)
   # 0 / 0 at a client without rows, which counts nothing in any case.
   assert tree.all_finite(after(broken_without_rows))
+  with pytest.raises(ValueError, match=r'weighting .*32\[1\]; one'):
+    after(lambda *_: jnp.ones(1))
+  with pytest.raises(ValueError, match="server='local', which averages no"):
+    averaging.averaging(task, averaging.supervised(task), streams='labeled',
+                        weighting=held, server='local')
   assert np.abs(jax.tree.leaves(tree.subtract(examples, uniform))[0]).max() > 0
+
+
+def test_a_client_that_weighs_nothing_keeps_its_own_model():
+  federation, _ = toy.federation()
+  task = toy.task(labels_at='clients')
+  kept = []
+  for weighting in ('uniform', lambda *_: 0.0):
+    method = averaging.averaging(task, averaging.supervised(task),
+                                 streams='labeled', weighting=weighting,
+                                 keep_local=True)
+    before = method.init(toy.key(0), federation)
+    after, _ = jax.jit(method.round)(before, federation, jnp.int32(0), KEY)
+    kept.append(after.memory.model)
+  chex.assert_trees_all_equal(*kept)
+  chex.assert_trees_all_equal(after.server, before.server)
 
 
 def test_labels_at_a_server_that_would_not_learn_are_refused():
@@ -244,5 +264,9 @@ def test_labels_at_a_server_that_would_not_learn_are_refused():
   with pytest.raises(FieldError, match='labels_at=server: .*hand assemble '
                      'on_labels, such as averaging.on_labels'):
     assemble.assemble(task, client_update=client_update)
+  with checks.stored():  # It goes on as it began.
+    assemble.assemble(task, client_update=client_update)
+  on_labels = functools.partial(averaging.on_labels, task)
+  assemble.assemble(task, client_update=client_update, on_labels=on_labels)
   assemble.assemble(task, client_update=client_update,
-                    on_labels=functools.partial(averaging.on_labels, task))
+                    opening=rounds.server_pass(on_labels))

@@ -116,9 +116,9 @@ def assemble(
     work: steps of one client.
     on_labels: (server, context, key) -> (server, metrics), what the server
       learns from its own labels, as `averaging.on_labels` by cross entropy;
-      not called where labels are at the clients. Without it, and without
-      passes `before` that could learn from them, labels at the server are
-      refused: nobody would see one.
+      not called where labels are at the clients. Labels at the server are
+      refused without it, unless the method has an `aggregate` or a pass of its
+      own that may see them.
     begin: (state, federation, round) -> state, before anything else.
     before: passes ahead of the clients'.
     labels_last: whether the server learns from its labels after the clients
@@ -144,11 +144,11 @@ def assemble(
     ValueError: for an aggregator, a server's optimizer or an attack of the task
       that has nothing to act on, or labels at the server that nobody sees.
   """
-  if task.labels_at == 'server' and on_labels is None and not before:
-    raise checks.FieldError(
-        'labels_at', 'server', 'no client has labels and the server would not '
-        'learn from its own: hand assemble on_labels, such as '
-        'averaging.on_labels, or give clients.')
+  if task.labels_at == 'server' and aggregate is add_mean and not any(
+      (on_labels, before, opening, begin, renew)):
+    checks.refuse_idle(checks.FieldError(
+        'labels_at', 'server', 'nothing of this method would see a label; give '
+        'clients, or hand assemble on_labels, such as averaging.on_labels.'))
   _check(task, aggregate, alone=not before)
   added = additions.wanted(task)
   own = additions.own if added else _unchanged

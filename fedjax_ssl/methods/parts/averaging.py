@@ -198,16 +198,24 @@ class _Settings(NamedTuple):
     """Returns a client's memory without the state of its learning rate."""
     return row.own if self.falls else row
 
-  def weight(self, shard: Shard, kept: PyTree, metrics: Metrics) -> jax.Array:
-    """Returns how much a client counts; 0 without rows, for any weighting."""
+  def weight(self, shard: Shard, kept: PyTree, metrics: Metrics
+             ) -> tuple[jax.Array, jax.Array]:
+    """Returns how much a client counts, and bool[] whether it has learnt.
+
+    Without rows it counts 0, whatever a function says. One that counts 0 by a
+    function has learnt all the same.
+    """
     word = self.weighting if isinstance(self.weighting, str) else 'uniform'
     weight = client_weights.client_weight(
         shard, self.streams, weighting=word,
         labeled_client_weight=self.labeled_client_weight)
     if isinstance(self.weighting, str):
-      return weight
-    return jnp.where(weight > 0,
-                     weight * self.weighting(shard, kept, metrics), 0)
+      return weight, weight > 0
+    own = jnp.asarray(self.weighting(shard, kept, metrics), jnp.float32)
+    if own.shape:
+      raise ValueError(f'weighting returns {own.dtype}{list(own.shape)}; one '
+                       "client's weight is a number, float32[].")
+    return jnp.where(weight > 0, weight * own, 0), weight > 0
 
 
 @knobs.checked()
@@ -269,6 +277,9 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   _check(task, server, lr_decay, labeled_client_weight)
   if not callable(weighting):
     checks.check('weighting', weighting, client_weights.WEIGHTINGS)
+  elif server == 'local':
+    raise ValueError("a weighting does nothing with server='local', which "
+                     'averages no models; leave it out.')
   checks.check('streams', streams, STREAMS)
   alone, falls = server == 'local', lr_decay == 'plateau'
   if task.labels_at == 'clients':
@@ -319,9 +330,9 @@ def _client_update(task: Task, s: _Settings, payload: Any, client: Client,
       key, s.streams, memory.model if s.sees_last else memory.kept,
       factor=client.memory.rate.factor if s.falls else None,
       told=None if s.tells is None else payload.told)
-  weight = s.weight(client.shard, kept, metrics)
+  weight, learnt = s.weight(client.shard, kept, metrics)
   if s.keep_local:
-    memory = memory._replace(model=tree.where(weight > 0, model, memory.model))
+    memory = memory._replace(model=tree.where(learnt, model, memory.model))
   memory = memory._replace(kept=None if s.sees_last else kept)
   message = () if s.alone else tree.subtract(model, first)
   if not s.falls:
@@ -329,7 +340,7 @@ def _client_update(task: Task, s: _Settings, payload: Any, client: Client,
   # The rate depends on the model that the server can make of the message.
   reached = memory.model if s.alone else tree.add(payload.model, message)
   rate = plateau.after(task, client.memory.rate, reached, client.validation,
-                       weight > 0)
+                       learnt)
   return Update(message, weight, plateau.Memory(rate, memory), metrics)
 
 

@@ -93,6 +93,18 @@ def test_what_runs_would_take_is_taken(tmp_path, mine, capfd, lines):
   assert printed.count('fedjax_ssl train') > 2 and not said
 
 
+def test_what_fits_some_data_is_taken(tmp_path, capfd):
+  lines = ['--labels_at=server', '--num_labeled_clients=2',
+           '--method=fixmatch | fedavg', '--aggregator=median',
+           '---', SETTING, '--num_labeled_clients=20', '--attack=label_flip',
+           '--method=uda | softmatch', '--server_optimizer=adam',
+           '---', SETTING, '--labels_at=server',
+           "--method=fedmatch(learn='psi')"]
+  out = f'--out={tmp_path / "out"}'
+  assert sweep.main([out, '--dry_run', '--', SETTING, *lines]) == 0
+  assert capfd.readouterr().out.count('fedjax_ssl train') == 5
+
+
 def test_what_one_cell_imports_is_unknown_in_another(tmp_path, mine, capfd):
   mine.write_text('import fedjax_ssl\n\n@fedjax_ssl.MODELS.register("named")\n'
                   'def named(**unused):\n  pass\n')
