@@ -218,6 +218,9 @@ class Run:
       TypeError: for anything but runs beside.
     """
     others = [*beside] if isinstance(beside, Iterable) else [beside]
+    if isinstance(beside, finished.Run):
+      raise TypeError('beside takes a run of fit, or several, and no loaded '
+                      'one; fit(workdir=FOLDER) returns the run of a folder.')
     for run in others:
       if not isinstance(run, Run):
         raise TypeError('beside takes a run of fit, or several, and no '

@@ -288,7 +288,8 @@ class _Recorder:
       self._warned = True
       print(f'{self._job.name}: {self._left_out} updates or means of them left '
             f'out from round {self._since + 1} to {row.round}: NaN, infinite, '
-            'or beyond --max_update_norm.', file=self.stream)
+            'beyond --max_update_norm, or of a negative weight.',
+            file=self.stream)
     self._accuracies.append(float(row.values['accuracy']))
     if row.seed == self._job.seeds[-1]:
       bar.update(row.round, float(np.mean(self._accuracies)))

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import chex
 import jax
@@ -14,7 +15,7 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.core import checks, client_weights, rounds, tree
 from fedjax_ssl.core.checks import FieldError
-from fedjax_ssl.core.types import Batch, Update
+from fedjax_ssl.core.types import Batch, Ratio, Update
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import assemble, averaging, network
 from tests import toy
@@ -228,8 +229,12 @@ def test_a_function_of_what_a_client_did_weighs_it():
   chex.assert_trees_all_equal(after(lambda *_: 1.0), uniform)
   # 0 / 0 at a client without rows, which counts nothing in any case.
   assert tree.all_finite(after(broken_without_rows))
-  with pytest.raises(ValueError, match=r'weighting .*32\[1\]; one'):
-    after(lambda *_: jnp.ones(1))
+  for wrong, said in ((jnp.ones(1), 'float32.1.'), (None, 'None'),
+                      ('many', "'many'"), (Ratio(*jnp.ones(2)), 'float32.2.')):
+    with pytest.raises(ValueError, match=f'weighting returns {said}; one'):
+      after(lambda *_, wrong=wrong: wrong)
+  with pytest.raises(ValueError, match="weighting '3' is unknown"):
+    after(3)
   with pytest.raises(ValueError, match="server='local', which averages no"):
     averaging.averaging(task, averaging.supervised(task), streams='labeled',
                         weighting=held, server='local')
@@ -240,7 +245,8 @@ def test_a_client_that_weighs_nothing_keeps_its_own_model():
   federation, _ = toy.federation()
   task = toy.task(labels_at='clients')
   kept = []
-  for weighting in ('uniform', lambda *_: 0.0):
+  words: tuple[Any, ...] = ('uniform', lambda *_: 0.0)
+  for weighting in words:
     method = averaging.averaging(task, averaging.supervised(task),
                                  streams='labeled', weighting=weighting,
                                  keep_local=True)

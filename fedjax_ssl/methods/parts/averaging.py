@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_ssl import losses
 from fedjax_ssl.core import (
@@ -211,10 +212,15 @@ class _Settings(NamedTuple):
         labeled_client_weight=self.labeled_client_weight)
     if isinstance(self.weighting, str):
       return weight, weight > 0
-    own = jnp.asarray(self.weighting(shard, kept, metrics), jnp.float32)
-    if own.shape:
-      raise ValueError(f'weighting returns {own.dtype}{list(own.shape)}; one '
-                       "client's weight is a number, float32[].")
+    own = self.weighting(shard, kept, metrics)
+    try:
+      own = jnp.asarray(own, jnp.float32)
+      said = f'{own.dtype}{list(own.shape)}'
+    except (TypeError, ValueError):
+      said = repr(own)[:60]
+    if np.shape(own) or not isinstance(own, jax.Array):
+      raise ValueError(f"weighting returns {said}; one client's weight is a "
+                       'number, float32[].')
     return jnp.where(weight > 0, weight * own, 0), weight > 0
 
 
@@ -245,9 +251,10 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
       all are in it.
     mu: weight of FedProx's term; 0 is FedAvg, and the others ignore it.
     weighting: clients count by their 'examples' used, 'uniform', or by a
-      function (shard, kept, metrics) -> float32[], not below 0: `kept` is what
-      the loss has kept after the client's last step, and a metric that is a
-      `Ratio` holds the sum and count of all its steps.
+      function (shard, kept, metrics) -> float32[]: `kept` is what the loss has
+      kept after the client's last step, and a metric that is a `Ratio` holds
+      the sum and count of all its steps. A weight that is negative or not
+      finite leaves the client's update out, as a broken one.
     labeled_client_weight: see `core.client_weights.client_weight`.
     keep_local: keep each client's last trained model, to evaluate it.
     lr_decay: 'none', or 'plateau': each client, and the server for its own
@@ -276,7 +283,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   """
   _check(task, server, lr_decay, labeled_client_weight)
   if not callable(weighting):
-    checks.check('weighting', weighting, client_weights.WEIGHTINGS)
+    checks.check('weighting', str(weighting), client_weights.WEIGHTINGS)
   elif server == 'local':
     raise ValueError("a weighting does nothing with server='local', which "
                      'averages no models; leave it out.')
