@@ -35,6 +35,8 @@ import time
 
 from fedjax_ssl import config
 from fedjax_ssl.cli import arguments, child, places, table_plan, table_runs
+from fedjax_ssl.cli.sweep import cells as sweep_cells
+from fedjax_ssl.cli.sweep import checking, grid
 from fedjax_ssl.cli.table_plan import Plan
 from fedjax_ssl.core import checks
 from fedjax_ssl.papers import cells, flagfiles
@@ -74,6 +76,23 @@ def _plan(args: argparse.Namespace) -> Plan:
               pathlib.Path(args.results),
               pathlib.Path(args.scripts) if args.scripts else None,
               tuple(table.choose(args.row, args.column)), args.data_dir)
+
+
+def _check(chosen: Plan) -> None:
+  """Refuses flags of a variant with which no run would start.
+
+  Scripts check theirs as they start.
+
+  Raises:
+    GridError: naming the first setting that refuses them.
+  """
+  if chosen.scripts is not None or not chosen.flags:
+    return
+  left = {step.cell.name: grid.Cell(
+      step.cell.name, '', (*step.cell.flags, *chosen.flags),
+      step.cell.setting) for step in table_plan.steps(chosen)}
+  sweep_cells.check_flags(sys.executable, [*left.values()], {})
+  checking.check(sys.executable, chosen.folder(), [*left.values()], {})
 
 
 @contextlib.contextmanager
@@ -200,6 +219,7 @@ def main(argv: Sequence[str]) -> int:
     for line in table_plan.missing(chosen) + table_plan.stale(chosen):
       printing.say(line)
     with child.ending_on_signals():
+      _check(chosen)
       return table_runs.run(chosen, 60 * args.budget_minutes, began)
   except child.Ended as ended:
     print(f'Ended by {ended}; the same command continues.', file=sys.stderr)

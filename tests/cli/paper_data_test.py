@@ -106,3 +106,18 @@ def test_a_dry_run_prints_commands_that_can_be_run(place):
   assert place.call(*words, '--dry_run') == (
       f'Nothing is to be run: {place.root}/results/one has the results; '
       'another --results=DIR runs these cells anew, --status lists them.\n')
+
+
+@pytest.mark.parametrize('flag, said', [
+    ('--num_round=5', '--num_round=5 is no flag. Did you mean --num_rounds?'),
+    ('--cohort_size=500', '--cohort_size=500 and --num_clients=100: '),
+    ('--method=fixmatch(treshold=1)', "has no knob 'treshold'")])
+def test_flags_of_a_variant_are_checked_before_any_run(
+    tmp_path, capsys, flag, said):
+  runs, stored = tmp_path / 'runs', tmp_path / 'results'
+  assert tables.main([
+      '--table=feddure1', '--row=FedDure', '--column=CIFAR-10 (DIR, DIR)',
+      '--variant=v', f'--runs={runs}', f'--results={stored}', '--', flag]) == 2
+  error = capsys.readouterr().err
+  assert error.startswith('error: cifar_dirdir: ') and said in error
+  assert not runs.exists() and not stored.exists()
