@@ -78,7 +78,7 @@ BAD = {
         ['--labels=all', '--labels_at=server', '--method=fixmatch'],
         ['--labels=all', '--labels_at=server', 'fixmatch', 'fedavg']),
     'labeled_clients': (['--num_labeled_clients=3'],
-                        ['--num_labeled_clients=3', 'client 19']),
+                        ['--num_labeled_clients=3', 'dealt to all clients']),
     'labeled_clients_many': (['--num_labeled_clients=21'],
                              ['num_labeled_clients=21', '20']),
     'stream': (['--rounds_per_task=3'], ['--rounds_per_task=3', 'no stream']),
