@@ -217,10 +217,10 @@ class Run:
         runs, or a file that cannot be written.
       TypeError: for anything but runs beside.
     """
-    others = [*beside] if isinstance(beside, Iterable) else [beside]
-    if isinstance(beside, finished.Run):
+    if isinstance(beside, finished.Run):  # It would be taken for several.
       raise TypeError('beside takes a run of fit, or several, and no loaded '
                       'one; fit(workdir=FOLDER) returns the run of a folder.')
+    others = [*beside] if isinstance(beside, Iterable) else [beside]
     for run in others:
       if not isinstance(run, Run):
         raise TypeError('beside takes a run of fit, or several, and no '

@@ -113,8 +113,7 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 
 
 def _ground(axes: Any) -> None:
-  axes.grid(color='#dddddd', linewidth=0.6)
-  axes.set_axisbelow(True)
+  canvas.ground(axes)
   axes.margins(x=0.02)
 
 
