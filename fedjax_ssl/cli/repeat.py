@@ -29,6 +29,9 @@ def _config_of(path: pathlib.Path) -> dict[str, Any]:
   if path.is_dir() or not path.exists() or path.name == workdir_lib.CONFIG:
     return workdir_lib.read_config(
         path.parent if path.name == workdir_lib.CONFIG else path)
+  if path.suffix == '.flags':
+    raise ValueError(f'{path} holds flags: give it to `fedjax-ssl train` as '
+                     '--flagfile, or name a run\'s folder here.')
   with tempfile.TemporaryDirectory() as folder:
     (pathlib.Path(folder) / workdir_lib.CONFIG).write_bytes(path.read_bytes())
     try:

@@ -151,11 +151,14 @@ def listing(chosen: Plan) -> str:
     why = chosen.lacks(cell)
     stored = results.read(chosen.result(cell))
     done = stored.get('seeds', {})
-    all_done = not why and done and all(str(s) in done for s in cell.seeds())
+    left = [seed for seed in cell.seeds() if str(seed) not in done]
+    begun = [str(seed) for seed in left if (
+        chosen.workdir(Step(cell, seed)) / 'config.json').exists()]
     state = ('missing' if why else
              'stale' if results.is_stale(cell, stored) else
-             'done' if all_done else 'to do')
+             'to do' if left else 'done')
     lines.append(f'{state:8} {cell.row} | {", ".join(cell.columns)}: '
                  + (why or f'{cell.name}; paper: {flagfiles.published(cell)}')
-                 + (f' (seeds done: {", ".join(done)})' if done else ''))
+                 + (f' (seeds done: {", ".join(done)})' if done else '')
+                 + (f' (seeds begun: {", ".join(begun)})' if begun else ''))
   return '\n'.join(lines)

@@ -55,7 +55,8 @@ def _results() -> pathlib.Path:
 
 def _plan(args: argparse.Namespace) -> Plan:
   flags = tuple(args.flags[1:] if args.flags[:1] == ['--'] else args.flags)
-  if bool(flags) != bool(args.variant):
+  reads = args.list or args.status
+  if flags and not args.variant or args.variant and not flags and not reads:
     raise ValueError('Flags after -- need a --variant=NAME, and a variant '
                      f'needs flags; got --variant={args.variant} and '
                      f'{[*flags]}.')

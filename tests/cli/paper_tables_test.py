@@ -138,6 +138,7 @@ def test_the_budget_holds_and_the_rest_follows(place):
   lines = place.root / 'runs/one/exp.base_hard/seed_0/metrics.jsonl'
   kept = lines.read_text()
   assert 0 < kept.count('\n') < 9
+  assert '(seeds begun: 0)' in place.call('--status', '--row=Base')
   place.change('base', 'num_rounds = 9')
   assert ' 0 left.' in place.call(*rows)
   now = lines.read_text()
@@ -200,6 +201,7 @@ def test_a_variant_is_never_taken_for_the_table(place):
   assert 'cannot be given' in place.call('--variant=a', '--', '--seeds=1',
                                          code=2)
   place.call('--variant=short', '--', '--num_rounds=2')
+  assert 'done     Ours' in place.call('--variant=short', '--status')
   assert not place.results()
   stored = place.results('one.short')['exp.base']
   assert stored['extra_flags'] == ['--num_rounds=2']
