@@ -34,10 +34,13 @@ if TYPE_CHECKING:  # The same names, for editors and type checkers.
     testing,
     training,
   )
-  from fedjax_ssl.core.rounds import client_pass
+  from fedjax_ssl.core.local_training import Aux, Given
+  from fedjax_ssl.core.rounds import chain, client_pass, server_pass
   from fedjax_ssl.core.types import (
     Batch,
     Client,
+    Cohort,
+    Context,
     Examples,
     Federation,
     Method,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:  # The same names, for editors and type checkers.
     State,
     Task,
     Update,
+    Variables,
   )
   from fedjax_ssl.finished import load
   from fedjax_ssl.fitting.run import Run
@@ -68,10 +72,14 @@ _MODULES = (
 
 # Public name to its module and its name there.
 _NAMES = {
+    'Aux': ('core.local_training', 'Aux'),
     'Batch': ('core.types', 'Batch'),
     'Client': ('core.types', 'Client'),
+    'Cohort': ('core.types', 'Cohort'),
+    'Context': ('core.types', 'Context'),
     'Examples': ('core.types', 'Examples'),
     'Federation': ('core.types', 'Federation'),
+    'Given': ('core.local_training', 'Given'),
     'METHODS': ('methods', 'METHODS'),
     'MODELS': ('models', 'MODELS'),
     'Method': ('core.types', 'Method'),
@@ -84,6 +92,8 @@ _NAMES = {
     'Task': ('core.types', 'Task'),
     'TaskSpec': ('task', 'TaskSpec'),
     'Update': ('core.types', 'Update'),
+    'Variables': ('core.types', 'Variables'),
+    'chain': ('core.rounds', 'chain'),
     'client_pass': ('core.rounds', 'client_pass'),
     'fit': ('fitting.start', 'fit'),
     'load': ('finished', 'load'),
@@ -91,17 +101,19 @@ _NAMES = {
     'make_model': ('models', 'make'),
     'make_task': ('task', 'make_task'),
     'register_setting': ('running.settings', 'register'),
+    'server_pass': ('core.rounds', 'server_pass'),
     'train': ('training.loop', 'train'),
 }
 
 __all__ = [
-    'Batch', 'Client', 'Examples', 'Federation', 'METHODS', 'MODELS', 'Method',
-    'Model', 'Observer', 'Row', 'Run', 'Shard', 'State', 'Task', 'TaskSpec',
-    'Update', 'aggregation', 'bench', 'cli', 'client_pass', 'config', 'core',
-    'data', 'finished', 'fit', 'fitting', 'load', 'losses', 'make_method',
-    'make_model', 'make_task', 'methods', 'models', 'ops', 'papers', 'privacy',
-    'register_setting', 'report', 'running', 'sparse', 'task', 'testing',
-    'train', 'training']
+    'Aux', 'Batch', 'Client', 'Cohort', 'Context', 'Examples', 'Federation',
+    'Given', 'METHODS', 'MODELS', 'Method', 'Model', 'Observer', 'Row', 'Run',
+    'Shard', 'State', 'Task', 'TaskSpec', 'Update', 'Variables', 'aggregation',
+    'bench', 'chain', 'cli', 'client_pass', 'config', 'core', 'data',
+    'finished', 'fit', 'fitting', 'load', 'losses', 'make_method', 'make_model',
+    'make_task', 'methods', 'models', 'ops', 'papers', 'privacy',
+    'register_setting', 'report', 'running', 'server_pass', 'sparse', 'task',
+    'testing', 'train', 'training']
 
 
 def __getattr__(name: str) -> object:

@@ -101,8 +101,7 @@ def _federation_struct(saved: dict[str, Any]) -> Federation:
 
 
 # What only a run of `fit` has, which has its data.
-_OF_FIT = ('bounds', 'federations', 'options', 'per_client', 'plot', 'resume',
-           'workdir')
+_OF_FIT = 'bounds', 'federations', 'options', 'per_client', 'plot', 'resume'
 
 
 class Run(NamedTuple):
@@ -120,7 +119,7 @@ class Run(NamedTuple):
     class_names: of the columns of `predict`; () where classes are numbers.
     vocabulary: tokens of words; None if the data are no texts, or vectors of
       them, or the run is of a version that did not keep it.
-    folder: where it was read from; None for a file that `save` wrote.
+    workdir: the folder it was read from; None for a file that `save` wrote.
   """
 
   spec: task_lib.TaskSpec
@@ -131,13 +130,13 @@ class Run(NamedTuple):
   facts: Mapping[str, Any]
   class_names: tuple[str, ...] = ()
   vocabulary: Mapping[str, int] | None = None
-  folder: pathlib.Path | None = None
+  workdir: pathlib.Path | None = None
 
   @property
   def metrics(self) -> dict[str, np.ndarray]:
     """Returns what was measured up to `round`, as a run of `fit` has it.
 
-    They are read from `folder`; a file that `save` wrote has none, {}.
+    They are read from `workdir`; a file that `save` wrote has none, {}.
 
     Raises:
       ValueError: if they are damaged, or the folder is gone.
@@ -154,16 +153,16 @@ class Run(NamedTuple):
     return columns.lists(self._rows())
 
   def _rows(self) -> list[dict[str, Any]]:
-    if self.folder is None:
+    if self.workdir is None:
       return []
-    if not workdir_lib.holds_run(self.folder):
-      raise ValueError(f'{self.folder} is gone, with all that was measured.')
-    return [row for row in metrics.read(self.folder)
+    if not workdir_lib.holds_run(self.workdir):
+      raise ValueError(f'{self.workdir} is gone, with all that was measured.')
+    return [row for row in metrics.read(self.workdir)
             if row['round'] <= self.round]
 
   @property
   def state(self) -> State:
-    """The state of the first seed."""
+    """Returns the state of the first seed."""
     return next(iter(self.states.values()))
 
   def __repr__(self) -> str:
@@ -393,7 +392,7 @@ def load(workdir: str | os.PathLike[str]) -> Run:
       int(k): v['state'] for k, v in tree.items()})
   return make(spec, task, method, states, round_, facts,
               tokens.load(pathlib.Path(workdir)))._replace(
-                  folder=pathlib.Path(workdir).absolute())
+                  workdir=pathlib.Path(workdir).absolute())
 
 
 def _rebuilt(where: str | os.PathLike[str], facts: Mapping[str, Any]

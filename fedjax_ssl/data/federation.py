@@ -11,7 +11,6 @@ from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Array, Examples, Federation, Shard
 from fedjax_ssl.data.partition.file import (
   check_partition,
-  check_tasks,
   Partition,
 )
 
@@ -65,8 +64,7 @@ def _stream(labeled: np.ndarray, unlabeled: np.ndarray, tasks: np.ndarray,
 def federate(train: Examples, validation: Examples | None, test: Examples,
              partition: Partition, *, num_clients: int, labels: str = 'few',
              labels_at: str = 'clients', num_classes: int | None = None,
-             stream: np.ndarray | None = None, rounds_per_task: int = 0,
-             num_labeled_clients: int = -1) -> Federation:
+             rounds_per_task: int = 0, num_labeled_clients: int = -1) -> Federation:
   """Builds the federation that a partition describes.
 
   Args:
@@ -81,10 +79,8 @@ def federate(train: Examples, validation: Examples | None, test: Examples,
     labels_at: 'clients', or 'server': all labeled rows go to the server,
       whatever their owners, and the clients keep their unlabeled rows.
     num_classes: C; by default the largest label plus one.
-    stream: int32[D] task of each unlabeled row, as `streaming.deal_tasks`
-      returns it; None is the partition's own. A client's labeled rows are in
-      every task.
-    rounds_per_task: rounds before the next task, with `stream` only.
+    rounds_per_task: rounds before the next of `partition.tasks`, each of which
+      has all labeled rows of a client; 0 without tasks.
     num_labeled_clients: how many clients hold labels, the first ones; -1 if
       the setting has no such rule.
 
@@ -101,7 +97,7 @@ def federate(train: Examples, validation: Examples | None, test: Examples,
   num_classes = _num_classes((train, validation, test), num_classes)
   _check_labeled_clients(partition, labels_at, num_clients,
                          num_labeled_clients)
-  stream = partition.tasks if stream is None else stream
+  stream = partition.tasks
   if (stream is None) != (rounds_per_task == 0) or rounds_per_task < 0:
     raise ValueError(f'rounds_per_task={rounds_per_task} must be positive '
                      'with a stream and 0 without one')
@@ -115,14 +111,8 @@ def federate(train: Examples, validation: Examples | None, test: Examples,
   # Rows that have no label keep none.
   revealed = np.asarray(train.labels) >= 0 if labels == 'all' else None
   if stream is not None:
-    stream = np.asarray(stream)
-    if stream.shape != unlabeled.shape or stream.dtype.kind != 'i' or (
-        (unlabeled >= 0) != (stream >= 0)).any():
-      raise ValueError('stream must be int32[D], a task for each unlabeled '
-                       'row and -1 for all others')
     if (stream < 0).all():
       raise ValueError('stream has no task, as no row is unlabeled')
-    check_tasks('stream', stream)
     tasks = _stream(labeled, unlabeled, stream, num_clients, revealed)
   if revealed is not None:
     labeled = np.where((unlabeled >= 0) & revealed, unlabeled, labeled)

@@ -90,6 +90,11 @@ class Run:
     """Returns the federation of each seed."""
     return dict(zip(self._job.seeds, self._job.federations, strict=True))
 
+  @property
+  def state(self) -> State:
+    """Returns the state of the first seed."""
+    return next(iter(self.states.values()))
+
   def resume(self, rounds: int) -> Run:
     """Continues the training, up to so many rounds in all.
 

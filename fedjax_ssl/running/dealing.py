@@ -3,8 +3,8 @@
 A `Deal` is a function `deal(rng, labels, pool, options)` that returns
 `(labeled, unlabeled)` or `(labeled, unlabeled, tasks)`: owners int32[D], -1 for
 no client, of the rows in `pool` bool[D]; see `fedjax_ssl.data.partition`.
-`options` is a `config.Config`, or has its attributes. Partitions are named as
-in `data.PARTITIONS`, so that a setting is plain data.
+`options` is a `config.Config`. Partitions are named as in `data.PARTITIONS`, so
+that a setting is plain data.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.config import FieldError
+from fedjax_ssl.config import Config, FieldError
 
 Deal = Callable[..., tuple[np.ndarray, ...]]
 
@@ -35,7 +35,7 @@ def reads(deal: Deal) -> frozenset[str]:
   return getattr(deal, 'reads', frozenset(SKEWS))
 
 
-def check_asked(deal: Deal, options: Any) -> None:
+def check_asked(deal: Deal, options: Config) -> None:
   """Raises FieldError for labels that no data would fit.
 
   Where the data have a say, as in `own`, nothing is known before they are read.
@@ -51,7 +51,7 @@ def check_asked(deal: Deal, options: Any) -> None:
     check_labels(rule, options)
 
 
-def check_labels(rule: str, options: Any) -> None:
+def check_labels(rule: str, options: Config) -> None:
   """Raises unless exactly one option determines the labeled rows.
 
   Args:
@@ -71,7 +71,7 @@ def check_labels(rule: str, options: Any) -> None:
   counts = {name: getattr(options, name)
             for name in ('labels_per_class', 'labeled_fraction')}
   holders = options.num_labeled_clients
-  partly = _num_partly(options)
+  partly = options.num_partly_labeled_clients
   if partly:
     _check_partly(rule, partly, options)
   if rule == 'agents' and not 0 < holders < options.num_clients:
@@ -117,11 +117,7 @@ def check_labels(rule: str, options: Any) -> None:
                      if rule == 'clients' else '.'))
 
 
-def _num_partly(options: Any) -> int:
-  return getattr(options, 'num_partly_labeled_clients', 0)
-
-
-def _check_partly(rule: str, partly: int, options: Any) -> None:
+def _check_partly(rule: str, partly: int, options: Config) -> None:
   """Raises FieldError unless so many clients can be partly labeled."""
   holders = options.num_labeled_clients
   if rule != 'clients':
@@ -140,14 +136,14 @@ def _check_partly(rule: str, partly: int, options: Any) -> None:
                      num_clients=options.num_clients)
 
 
-def num_holders(options: Any) -> int:
+def num_holders(options: Config) -> int:
   """Counts the clients, the first ones, with labels; -1 without a rule."""
   holders: int = options.num_labeled_clients
-  return holders if holders < 0 else holders + _num_partly(options)
+  return holders if holders < 0 else holders + options.num_partly_labeled_clients
 
 
 def choose_labeled(rng: np.random.Generator, labels: np.ndarray,
-                   pool: np.ndarray, options: Any) -> np.ndarray:
+                   pool: np.ndarray, options: Config) -> np.ndarray:
   """Returns bool[D]: the labeled rows that the options ask for.
 
   Raises:
@@ -169,7 +165,7 @@ def choose_labeled(rng: np.random.Generator, labels: np.ndarray,
                         else {})) from error
 
 
-def _how_many(options: Any) -> tuple[str, Any]:
+def _how_many(options: Config) -> tuple[str, Any]:
   """Returns the option that says how many labels there are, and its value."""
   name = ('labeled_fraction' if options.labels_per_class is None
           else 'labels_per_class')
@@ -210,16 +206,15 @@ def _is_skewed(scheme: str) -> bool:
   return scheme.startswith('dirichlet')
 
 
-def _least(options: Any, labels: np.ndarray | None = None,
+def _least(options: Config, labels: np.ndarray | None = None,
            where: np.ndarray | None = None) -> int:
   """Rows that a client gets at least.
 
   Of a pool beside which there are rows without a label, which clients get as
   well, it may get fewer.
   """
-  given = getattr(options, 'min_size', None)
-  if given is not None:
-    return int(given)
+  if options.min_size is not None:
+    return options.min_size
   if labels is not None and where is not None and (labels < 0).any():
     from fedjax_ssl import data
     return data.labeled_min_size(int(where.sum()), options.num_clients)
@@ -227,7 +222,7 @@ def _least(options: Any, labels: np.ndarray | None = None,
 
 
 def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
-           where: np.ndarray, least: int, options: Any) -> np.ndarray:
+           where: np.ndarray, least: int, options: Config) -> np.ndarray:
   """Owners by one partition.
 
   dirichlet_capped gives each client at least `least` rows.
@@ -266,16 +261,16 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
 
 
 def _capped(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
-            options: Any) -> np.ndarray:
+            options: Config) -> np.ndarray:
   """Owners of all rows of a pool, by the capped Dirichlet partition."""
   return _dealt('dirichlet_capped', rng, labels, pool,
                 _least(options, labels, pool), options)
 
 
-def _refuse_min_size(scheme: str, options: Any) -> None:
+def _refuse_min_size(scheme: str, options: Config) -> None:
   """Refuses --min_size, which only the capped partition takes."""
-  if (given := getattr(options, 'min_size', None)) is not None:
-    raise FieldError('min_size', given, 'rows are dealt by '
+  if options.min_size is not None:
+    raise FieldError('min_size', options.min_size, 'rows are dealt by '
                      f'{scheme} here, which has none; leave it out.')
 
 
@@ -292,7 +287,7 @@ def in_tasks(deal: Deal, num_tasks: int) -> Deal:
 
 @_reads('alpha', 'dirichlet', rule='share')
 def one_pool(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
-             options: Any) -> tuple[np.ndarray, np.ndarray]:
+             options: Config) -> tuple[np.ndarray, np.ndarray]:
   """Deals all rows, then labels --labeled_fraction of each client's.
 
   FedLabel's setting; --dirichlet names the flavour of the partition.
@@ -333,7 +328,7 @@ def agents(scheme: str) -> Deal:
 
 @_reads('alpha', rule='clients')
 def whole_clients(rng: np.random.Generator, labels: np.ndarray,
-                  pool: np.ndarray, options: Any
+                  pool: np.ndarray, options: Config
                   ) -> tuple[np.ndarray, np.ndarray]:
   """Deals all rows; the first --num_labeled_clients know all their labels.
 
@@ -346,10 +341,10 @@ def whole_clients(rng: np.random.Generator, labels: np.ndarray,
 
 
 def _label(rng: np.random.Generator, labels: np.ndarray, owner: np.ndarray,
-           options: Any) -> tuple[np.ndarray, np.ndarray]:
+           options: Config) -> tuple[np.ndarray, np.ndarray]:
   """Owners of the labeled and the other rows; see `whole_clients`."""
   from fedjax_ssl import data
-  if partly := _num_partly(options):
+  if partly := options.num_partly_labeled_clients:
     return data.label_mixed(
         rng, labels, owner, options.num_labeled_clients, num_partly=partly,
         fraction=options.labeled_fraction)
@@ -361,7 +356,7 @@ def _label(rng: np.random.Generator, labels: np.ndarray, owner: np.ndarray,
 
 @_reads('alpha')
 def own(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
-        options: Any) -> tuple[np.ndarray, np.ndarray]:
+        options: Config) -> tuple[np.ndarray, np.ndarray]:
   """Deals all rows by a capped Dirichlet partition, then labels some.
 
   See `natural` for which rows are labeled.
@@ -370,13 +365,13 @@ def own(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,
   return _labeled(rng, labels, owner, options)
 
 
-def holders_alone(options: Any) -> bool:
+def holders_alone(options: Config) -> bool:
   """Returns whether the first clients hold all labels, if a deal allows it."""
   return bool(options.num_labeled_clients >= 0
               and options.labels_at == 'clients')
 
 
-def num_known(options: Any) -> int:
+def num_known(options: Config) -> int:
   """Counts the clients, the first ones, with labels only; 0 if none or all."""
   first = options.num_labeled_clients if holders_alone(options) else 0
   return int(first) if first < options.num_clients else 0
@@ -406,7 +401,7 @@ def natural(owner: np.ndarray) -> Deal:
 
 
 def _labeled(rng: np.random.Generator, labels: np.ndarray, owner: np.ndarray,
-             options: Any) -> tuple[np.ndarray, np.ndarray]:
+             options: Config) -> tuple[np.ndarray, np.ndarray]:
   """Owners of the labeled and of the other rows; see `natural`."""
   from fedjax_ssl import data
   if options.labels_at == 'server':

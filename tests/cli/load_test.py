@@ -105,7 +105,7 @@ def test_what_was_measured_is_of_the_loaded_round(
   assert set(run.metrics['round']) == {1, 2}
   assert set(run._replace(round=1).metrics['round']) == {1}
   with pytest.raises(ValueError, match='nowhere is gone'):
-    run._replace(folder=tmp_path / 'nowhere').metrics  # noqa: B018
+    run._replace(workdir=tmp_path / 'nowhere').metrics  # noqa: B018
 
 
 def test_a_loaded_run_has_what_was_measured(finished, tmp_path):

@@ -120,13 +120,19 @@ def _bad_server():
       dealt.labeled == 0, N, dealt.labeled).astype(np.int32))
 
 
+def _in_task(task):
+  dealt = _partition()
+  return dealt._replace(tasks=np.where(
+      dealt.unlabeled >= 0, task, -1).astype(np.int32))
+
+
 @pytest.mark.parametrize('kwargs,match', [
     ({'labels': 'some'}, 'labels'), ({'labels_at': 'home'}, 'labels_at'),
     ({'num_classes': 3}, 'label 3'), ({'rounds_per_task': 5}, 'rounds_per_ta'),
-    ({'stream': np.zeros(D, np.int32)}, 'rounds_per_task'),
-    ({'stream': np.zeros(D, np.int32), 'rounds_per_task': 5}, 'stream'),
-    ({'stream': np.where(_partition().unlabeled >= 0, D, -1).astype(np.int32),
-      'rounds_per_task': 5}, f'stream names task {D}'),
+    ({'dealt': _in_task(0)}, 'rounds_per_task'),
+    ({'dealt': _partition()._replace(tasks=np.zeros(D, np.int32)),
+      'rounds_per_task': 5}, "'tasks' must give a task"),
+    ({'dealt': _in_task(D), 'rounds_per_task': 5}, f'names task {D}'),
     ({'num_labeled_clients': N + 1}, 'num_labeled_clients'),
     ({'num_labeled_clients': 2}, 'first 2'),
     ({'dealt': _bad_server()}, 'to the server'),
@@ -165,8 +171,8 @@ def test_a_stream_meets_every_unlabeled_row_once(labels, labels_at):
   dealt = _partition()
   tasks = streaming.deal_tasks(
       np.random.default_rng(0), LABELS, dealt.unlabeled, num_tasks=3)
-  got = _federate(dealt, labels=labels, labels_at=labels_at, stream=tasks,
-                  rounds_per_task=5)
+  got = _federate(dealt._replace(tasks=tasks), labels=labels,
+                  labels_at=labels_at, rounds_per_task=5)
   whole = _owners(_federate(dealt, labels=labels, labels_at=labels_at).clients)
   for a, b in zip(whole, _owners(got.clients), strict=True):
     np.testing.assert_array_equal(a, b)
@@ -190,8 +196,9 @@ def test_a_stream_meets_every_unlabeled_row_once(labels, labels_at):
 
 def _with_stream():
   dealt = _partition()
-  return _federate(dealt, rounds_per_task=5, stream=streaming.deal_tasks(
-      np.random.default_rng(0), LABELS, dealt.unlabeled, num_tasks=3))
+  return _federate(dealt._replace(tasks=streaming.deal_tasks(
+      np.random.default_rng(0), LABELS, dealt.unlabeled, num_tasks=3)),
+                   rounds_per_task=5)
 
 
 def _of_fewer(given):
@@ -220,8 +227,8 @@ def test_a_stream_reveals_no_label_that_nobody_knows():
   tasks = streaming.deal_tasks(
       np.random.default_rng(0), LABELS, dealt.unlabeled, num_tasks=3)
   got = federation.federate(
-      TRAIN._replace(labels=labels), None, TEST, dealt, num_clients=N,
-      num_classes=C, labels='all', stream=tasks, rounds_per_task=5)
+      TRAIN._replace(labels=labels), None, TEST, dealt._replace(tasks=tasks),
+      num_clients=N, num_classes=C, labels='all', rounds_per_task=5)
   federation.check(got)
   assert got.stream is not None
   for shard in (got.stream, got.clients):

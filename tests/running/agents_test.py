@@ -2,18 +2,18 @@
 from __future__ import annotations
 
 import functools
-import types
 
 import numpy as np
 import pytest
 
+from fedjax_ssl import config
 from fedjax_ssl.running import dealing
 
 LABELS = np.repeat(np.arange(10), 30)
 
 
 def _deal(scheme, holders, total, per_class=4):
-  options = types.SimpleNamespace(
+  options = config.Config(
       num_labeled_clients=holders, num_clients=total,
       labels_per_class=per_class, labeled_fraction=None)
   return dealing.agents(scheme)(

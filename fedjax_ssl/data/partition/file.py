@@ -76,33 +76,20 @@ def check_partition(partition: Partition, num_examples: int,
     if bad.size:
       raise ValueError(f'partition field {name!r} names client {bad[0]}; with '
                        f'{num_clients} clients ids are -1 to {most}')
-  if partition.tasks is not None and (
-      (partition.tasks >= 0) != (partition.unlabeled >= 0)).any():
-    raise ValueError("partition field 'tasks' must give a task to each "
-                     'unlabeled row and -1 to all others')
-  if partition.tasks is not None:
-    check_tasks("partition field 'tasks'", partition.tasks)
+  if (tasks := partition.tasks) is not None:
+    if ((tasks >= 0) != (partition.unlabeled >= 0)).any():
+      raise ValueError("partition field 'tasks' must give a task to each "
+                       'unlabeled row and -1 to all others')
+    if tasks.max(initial=-1) >= num_examples:  # Each task has a table.
+      raise ValueError(f"partition field 'tasks' names task {tasks.max()}; "
+                       f'with {num_examples} rows tasks are 0 to '
+                       f'{num_examples - 1} at most')
   claims = ((partition.labeled >= 0).astype(int) + (partition.unlabeled >= 0)
             + partition.validation)
   if (claims > 1).any():
     used = descriptions.count(int((claims > 1).sum()), 'row')
     raise ValueError(f'partition uses {used} twice, first row '
                      f'{int(np.argmax(claims > 1))}')
-
-
-def check_tasks(name: str, tasks: np.ndarray) -> None:
-  """Refuses more tasks than rows, as each task has a table.
-
-  Args:
-    name: of the tasks, for the message.
-    tasks: int[D], the task of each row, or -1.
-
-  Raises:
-    ValueError: for a task of D or more.
-  """
-  if tasks.max(initial=-1) >= len(tasks):
-    raise ValueError(f'{name} names task {tasks.max()}; with {len(tasks)} rows '
-                     f'tasks are 0 to {len(tasks) - 1} at most')
 
 
 def partition_hash(partition: Partition) -> str:

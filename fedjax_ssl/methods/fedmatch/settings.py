@@ -11,7 +11,9 @@ from fedjax_ssl.methods.fedmatch.losses import Weights
 # Values for labels at the clients; `AT_SERVER` has those that differ at the
 # server. The paper's first version does not state over, l2_reduction, psi_init
 # and psi_threshold. Its psi starts at 0 and has a small rate, so a threshold
-# above 0 would stop weights that learn slowly: dense runs have none.
+# above 0 would stop weights that learn slowly: dense runs have none. Its
+# equation 1 has helpers teach all rows; in both profiles they teach confident
+# ones, as in the third version's code.
 PROFILES: dict[str, dict[str, Any]] = {
     'v1': {
         'helper_choice': 'reliability', 'helper_interval': 1,

@@ -4,9 +4,9 @@ Che et al., FedTriNet: A Pseudo Labeling Method with Three Players for Federated
 Semi-supervised Learning, IEEE Big Data 2021, https://arxiv.org/abs/2109.05612.
 Details that the paper leaves open are those of the authors' code. The profile
 'official' follows that code but for one thing: there the accepted rows join
-the labeled ones, with their true labels. So once rows are accepted, networks
-are tuned with labels that a client does not have, the loss on labels counts
-these rows too, and an epoch ends with the accepted rows. Here labels are the
+the labeled ones. Networks are tuned on them with their true labels, which a
+client does not have, the loss on labels counts them too, with their
+pseudo-labels, and an epoch ends with the accepted rows. Here labels are the
 client's alone. Two more things differ: before the first phase the code has
 int(clients / cohort) rounds in which all clients train on their labels, so that
 each has a last network of its own; and a harvest may be one row short there, as
