@@ -4,6 +4,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 import pathlib
+import re
 import subprocess
 import sys
 from typing import NamedTuple
@@ -19,6 +20,9 @@ LEAVES = ('aggregation', 'losses', 'privacy', 'sparse')
 HEAVY = ('flax', 'orbax', 'tensorflow', 'tensorflow_datasets', 'matplotlib',
          'sklearn', 'PIL', 'tqdm', 'tensorboardX', 'dp_accounting',
          'wandb', 'mlflow', 'plotly')
+# Networks, strong views, attacks and laws.
+SAYING_WHAT = ('models/', 'data/augment/__init__:ra_', 'methods/parts/attacks:',
+               'testing/contract:')
 OTHER_KEY_NAMES = {'rng', 'rngs', 'prng', 'prng_key', 'rng_key', 'random_key',
                    'prngkey', 'rngkey', 'random_state'}
 
@@ -69,6 +73,11 @@ def everything() -> list[Function]:
   return [f for path in sorted(PACKAGE.rglob('*.py')) for f in public(path)]
 
 
+def is_property(node: ast.FunctionDef) -> bool:
+  return any(ast.unparse(each).endswith('property')
+             for each in node.decorator_list)
+
+
 def is_numpy_generator(arg: ast.arg) -> bool:
   return arg.annotation is not None and 'random.Generator' in ast.unparse(
       arg.annotation)
@@ -92,6 +101,15 @@ class HabitsTest(parameterized.TestCase):
     odd = [f.where for f in everything()
            if not (ast.get_docstring(f.node) or 'x.').split('\n\n')[0].strip()
            .endswith(('.', ':', '`', '?'))]
+    self.assertEmpty(odd)
+
+  def test_docstrings_of_functions_begin_with_a_verb(self):
+    """Those of `SAYING_WHAT` say what a thing is, or what holds."""
+    odd = [f.where for f in everything()
+           if isinstance(f.node, ast.FunctionDef) and not is_property(f.node)
+           and not f.where.startswith(SAYING_WHAT)
+           and not re.match(r'[A-Z][a-z]+s\b(?!\')',
+                            ast.get_docstring(f.node) or '')]
     self.assertEmpty(odd)
 
   def test_jax_random_keys_are_called_key(self):

@@ -38,7 +38,7 @@ _PLAIN = {
 
 
 def may_pass(error: BaseException) -> bool:
-  """Whether an error is due to a fault of the system that may pass by itself.
+  """Returns whether a fault of the system, which may pass, is behind an error.
 
   Such are a full disk, too little memory, of a device as well, or a folder that
   another process holds.

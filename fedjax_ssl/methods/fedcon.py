@@ -132,7 +132,7 @@ class _Settings(NamedTuple):
 
 def likeness(first: tuple[Array, Array], second: tuple[Array, Array],
              mask: Array) -> jax.Array:
-  r"""BYOL's loss, :math:`-\frac12 (\cos(p_1, z_2) + \cos(p_2, z_1))`.
+  r"""Computes BYOL's :math:`-\frac12 (\cos(p_1, z_2) + \cos(p_2, z_1))`.
 
   Args:
     first: of a view what is predicted, p float[B, F], and the target's
@@ -149,7 +149,7 @@ def likeness(first: tuple[Array, Array], second: tuple[Array, Array],
 
 
 def restarted(rate: float, steps: Number) -> optax.Schedule:
-  """The rate of each step where the authors' schedule begins anew in a round.
+  """Makes the authors' schedule of rates, which begins anew in each round.
 
   Args:
     rate: the highest.
@@ -184,7 +184,7 @@ def fedcon(task: Task, *, profile: str = 'paper',
            teacher_decay: float | None = None, restarts: bool | None = None,
            consistency_weight: float = 1.0, ramp: float = 0.5,
            hidden: int | None = None) -> Method:
-  """BYOL at the clients, which send all but the last layer of the network.
+  """Trains by BYOL at the clients, which send all but the last layer.
 
   Meant for labels at the server, whose optimizer is the task's. With labels at
   the clients, which the paper does not have, these receive and send the last

@@ -120,7 +120,7 @@ def group_means(groups: Variables, moves: Variables, weights: jax.Array,
 def fedrgd(task: Task, *, profile: str = 'paper', groups: int = 2,
            threshold: float = 0.95, unlabeled_weight: float = 1.0,
            apart: bool = True, own_labels: bool | None = None) -> Method:
-  """FixMatch in random groups of clients, which a server with labels joins.
+  """Trains FixMatch in random groups, which a server with labels joins.
 
   All clients with rows count the same. Pseudo-labels and accuracy are those of
   the mean of the groups' models.

@@ -453,7 +453,7 @@ def _made_up(shapes: Any, draw: np.random.Generator, least: float) -> Any:
 
 
 def report_is_numbers_by_name(one: CohortRunner) -> None:
-  """And takes the server's record and the round."""
+  """`report` takes the server's record and the round, and gives numbers."""
   if one.method.report is None:
     raise Skip('reports nothing')
   try:

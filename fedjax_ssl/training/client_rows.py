@@ -202,7 +202,7 @@ class RowsOnDisk(Rows):
     return out
 
   def read(self, i: int, ids: np.ndarray) -> np.ndarray:
-    """One leaf of the rows of clients, [K, ...]."""
+    """Reads one leaf of the rows of clients, [K, ...]."""
     leaf = self._leaves[i]
     out = np.empty((len(ids), *leaf.shape), leaf.dtype)
     self._read(ids, [(leaf, _bytes(out))])
@@ -325,7 +325,7 @@ class LeafOnDisk:
 
 
 def empty(memory: PyTree, count: int) -> PyTree:
-  """Room on the host for the rows of so many clients, zeros.
+  """Makes room on the host for the rows of so many clients, zeros.
 
   A processor computes with these very bytes where they begin at a multiple of
   64, and copies them to new memory where not.

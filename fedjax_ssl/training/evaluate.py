@@ -275,7 +275,7 @@ class Evaluation:
 
   def of_all(self, server: PyTree, memory: PyTree, clients: int,
              test: Examples) -> tuple[Metrics, Any]:
-    """`OfClients.own` and `largest`, of so many clients' rows."""
+    """Computes `OfClients.own` and `largest`, of so many clients' rows."""
     own = self._method.local_predict
     if own is None:
       return {}, ()
@@ -292,7 +292,7 @@ class Evaluation:
 
   def of_probe(self, server: PyTree, memory: PyTree, places: jax.Array,
                train: Examples, probe: Probe) -> tuple[jax.Array, ...]:
-    """`OfClients.judged`, of some of the probe's clients or of all."""
+    """Computes `OfClients.judged`, of some of the probe's clients or all."""
     if not self.reads_probe or not probe.clients.shape[0]:
       return ()
     return _judge(self._method.pseudo_label, server, memory, places, train,
@@ -300,7 +300,7 @@ class Evaluation:
 
   def whole(self, server: PyTree, federation: Federation, probe: Probe,
             clients: OfClients, round_: jax.Array) -> Metrics:
-    """All metrics; see `evaluation`."""
+    """Computes all metrics; see `evaluation`."""
     test, validation = federation.test, federation.validation
     predict, out = self._method.predict, {}
     local = jax.tree.map(lambda x: x.mean(0), clients.own)

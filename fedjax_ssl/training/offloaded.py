@@ -90,7 +90,7 @@ class Offloaded(runner.Sequential):
     self._of_probe, self._of_whole = self._jitted(made.of_probe, made.whole)
 
   def start(self, saved: PyTree | None) -> None:
-    """Like `Sequential.start`; the rows stay away."""
+    """Starts as `Sequential.start` does; the rows stay away."""
     self._states, self._totals, self.stores = [], [], []
     for i, seed in enumerate(self._seeds):
       state, totals = self._first(i, saved)

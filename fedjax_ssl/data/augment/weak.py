@@ -61,7 +61,7 @@ def flip_crop(*, pad: int | None = None, flip: bool = True) -> View:
 
 @knobs.checked()
 def flip_crop_zero(*, pad: int | None = None, flip: bool = True) -> View:
-  """As `flip_crop`, with a black border.
+  """Crops and mirrors as `flip_crop`, with a black border.
 
   Args:
     pad: as in `flip_crop`.

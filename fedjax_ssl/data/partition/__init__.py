@@ -199,7 +199,7 @@ def bimb_rows(num_classes: int) -> np.ndarray:
 
 def bimb(rng: np.random.Generator, labels: np.ndarray, num_clients: int, *,
          where: np.ndarray | None = None) -> np.ndarray:
-  """FedMatch's imbalanced batch partition: one class dominates each client.
+  """Deals as FedMatch's imbalanced batch: one class dominates each client.
 
   Client k draws floor(M / N) class ids from row k mod C of `bimb_rows` and
   takes the next unused rows of each class. A client that finds a class

@@ -156,7 +156,7 @@ def label_mixed(rng: np.random.Generator, labels: np.ndarray,
                 owner: np.ndarray, num_labeled_clients: int, *,
                 num_partly: int, fraction: float
                 ) -> tuple[np.ndarray, np.ndarray]:
-  """The first clients know all their labels, the next some, the others none.
+  """Gives the first clients all their labels, the next some, others none.
 
   FedGGp's mix. Without `num_partly` these are the rows of `label_clients`, and
   with all clients partly labeled those of `label_within`.
