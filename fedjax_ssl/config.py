@@ -496,5 +496,5 @@ def _check_profile(method: str, profile: str) -> None:
     raise FieldError('profile', profile, 'the method has none; leave it out, '
                      f'or give one of {", ".join(known)}.', method=name)
   if given.get('profile', profile) != profile:
-    raise FieldError('profile', profile, 'the method has another; give one of '
-                     'them.', method=method)
+    raise FieldError('profile', profile, 'the text of the method has another; '
+                     'leave one of the two out.', method=method)

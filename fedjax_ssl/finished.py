@@ -19,7 +19,7 @@ import numpy as np
 from fedjax_ssl import methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config
-from fedjax_ssl.core import checks, disk, imports, registry
+from fedjax_ssl.core import checks, disk, imports, registry, run_files
 from fedjax_ssl.core.types import (
   Array,
   Examples,
@@ -155,7 +155,7 @@ class Run(NamedTuple):
   def _rows(self) -> list[dict[str, Any]]:
     if self.workdir is None:
       return []
-    if not workdir_lib.holds_run(self.workdir):
+    if not run_files.holds_run(self.workdir):
       raise ValueError(f'{self.workdir} is gone, with all that was measured.')
     return [row for row in metrics.read(self.workdir)
             if row['round'] <= self.round]

@@ -51,10 +51,10 @@ LAYERS = {
     'testing': ('core', 'data', 'methods', 'models', 'ops', 'training'),
     'papers': ('core.disk', 'core.flag_kinds'),
     'report': ('core.bounds', 'core.checks', 'core.disk', 'core.flag_kinds',
-               'core.flagfile_lines', 'core.imports', 'core.registry', 'papers',
-               'training'),
+               'core.flagfile_lines', 'core.imports', 'core.registry',
+               'core.run_files', 'papers', 'training'),
     'bench': ('core.checks', 'core.disk', 'core.imports', 'core.registry',
-              'report', 'training'),
+              'core.run_files', 'report', 'training'),
     'config': ('core.checks', 'core.conv_forms', 'core.imports', 'core.knobs',
                'core.registry', 'methods'),
     # What the programs and `fit` share: a run, from its setting to its end.

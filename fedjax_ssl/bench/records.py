@@ -106,7 +106,8 @@ def written(bed: plan.Bed, lines: Mapping[str, Sequence[standing.Line]],
 
 
 def read(file: pathlib.Path, bed: plan.Bed, count: int = plan.CONFIGURATIONS,
-         changed: Sequence[str] = (), whole: bool = True) -> dict[str, Record]:
+         changed: Sequence[str] = (), *, whole: bool = True
+         ) -> dict[str, Record]:
   """Reads the rows of a table that `written` has made.
 
   Whether a row's method and space are those that the reader wants is not

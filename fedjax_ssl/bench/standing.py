@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.bench import plan
+from fedjax_ssl.core import run_files
 from fedjax_ssl.report import clients, pairs, stored_runs
 from fedjax_ssl.training import per_client
 
@@ -198,7 +199,7 @@ def _reached(row: Measured, bounds: Mapping[str, Measured]) -> int | None:
 def _worst(folder: pathlib.Path, rows: Sequence[Mapping[str, Any]], seed: int,
            labels: np.ndarray | None) -> float:
   """Mean accuracy of the worst tenth of the clients over the last tenth."""
-  file = folder / f'partition_{seed}.npz'
+  file = run_files.partition(folder, seed)
   recalls = [row.get('per_class_accuracy') or [] for row in rows
              if row['round'] > 0.9 * rows[-1]['round']]
   if labels is None or not file.exists() or not all(recalls):

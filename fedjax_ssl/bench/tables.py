@@ -28,7 +28,7 @@ class Reader(NamedTuple):
   changed: tuple[str, ...]
   known: Mapping[str, plan.Entry]
 
-  def read(self, file: pathlib.Path, whole: bool = True, say: bool = True
+  def read(self, file: pathlib.Path, *, whole: bool = True, say: bool = True
            ) -> dict[str, records.Record]:
     """Reads the rows of a table that are what their names mean here.
 
@@ -43,7 +43,8 @@ class Reader(NamedTuple):
     Raises:
       FieldError: as `records.read`.
     """
-    found = records.read(file, self.bed, self.most, self.changed, whole)
+    found = records.read(file, self.bed, self.most, self.changed,
+                         whole=whole)
     return {name: record for name, record in found.items()
             if self._counts(name, record, file if say else None)}
 
@@ -62,7 +63,8 @@ class Reader(NamedTuple):
       return
     reason = 'has rows that do not count here.'
     try:
-      found = records.read(file, self.bed, self.most, self.changed, False)
+      found = records.read(file, self.bed, self.most, self.changed,
+                           whole=False)
       if all(self._counts(*row) for row in found.items()):
         return
     except checks.FieldError as error:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import os
 import pathlib
 
-from fedjax_ssl.core import bounds
+from fedjax_ssl.core import bounds, run_files
 
 
 def repository() -> pathlib.Path | None:
@@ -24,10 +24,11 @@ def runs_in(words: Sequence[str]) -> list[str]:
   found: list[str] = []
   for word in words:
     path = pathlib.Path(word)
-    if (path / 'config.json').exists() or not path.exists():
+    if run_files.holds_run(path) or not path.exists():
       found.append(word)
     else:
-      found += [str(file.parent) for file in sorted(path.glob('*/config.json'))]
+      found += [str(file.parent)
+                for file in sorted(path.glob(f'*/{run_files.CONFIG}'))]
   return [*dict.fromkeys(found or words)]
 
 
@@ -54,7 +55,7 @@ def with_bounds(folders: Sequence[str]) -> tuple[list[str], str]:
 
 def _has_rows(folder: pathlib.Path) -> bool:
   try:
-    return (folder / 'config.json').exists() and (
-        (folder / 'metrics.jsonl').stat().st_size > 0)
+    return run_files.holds_run(folder) and (
+        (folder / run_files.ROWS).stat().st_size > 0)
   except OSError:
     return False

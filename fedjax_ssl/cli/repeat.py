@@ -17,7 +17,7 @@ import tempfile
 from typing import Any
 
 from fedjax_ssl.cli import arguments, places
-from fedjax_ssl.core import registry
+from fedjax_ssl.core import registry, run_files
 from fedjax_ssl.report import command, printing
 from fedjax_ssl.running import settings
 from fedjax_ssl.training import own_code
@@ -26,14 +26,14 @@ from fedjax_ssl.training import workdir as workdir_lib
 
 def _config_of(path: pathlib.Path) -> dict[str, Any]:
   """Reads the configuration in a run's folder, or in a file of any name."""
-  if path.is_dir() or not path.exists() or path.name == workdir_lib.CONFIG:
+  if path.is_dir() or not path.exists() or path.name == run_files.CONFIG:
     return workdir_lib.read_config(
-        path.parent if path.name == workdir_lib.CONFIG else path)
+        path.parent if path.name == run_files.CONFIG else path)
   if path.suffix == '.flags':
     raise ValueError(f'{path} holds flags: give it to `fedjax-ssl train` as '
-                     '--flagfile, or name a run\'s folder here.')
+                     '--flagfile, or name the folder of a run here.')
   with tempfile.TemporaryDirectory() as folder:
-    (pathlib.Path(folder) / workdir_lib.CONFIG).write_bytes(path.read_bytes())
+    (pathlib.Path(folder) / run_files.CONFIG).write_bytes(path.read_bytes())
     try:
       return workdir_lib.read_config(folder)
     except workdir_lib.WorkdirError as error:
@@ -41,7 +41,7 @@ def _config_of(path: pathlib.Path) -> dict[str, Any]:
         raise ValueError(f'{path} holds a table of runs, and not the flags of '
                          'one, as its config.json does.') from None
       raise ValueError(str(error).replace(
-          str(pathlib.Path(folder) / workdir_lib.CONFIG), str(path))) from None
+          str(pathlib.Path(folder) / run_files.CONFIG), str(path))) from None
 
 
 def _is_table(path: pathlib.Path) -> bool:

@@ -29,14 +29,13 @@ import sys
 import time
 
 from fedjax_ssl.cli import arguments, places
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, run_files
 from fedjax_ssl.report import page, printing, stored_runs
 from fedjax_ssl.running import settings
-from fedjax_ssl.training import metrics
 
 _EVERY = 30  # Seconds between two looks.
 _DAY = 24 * 60 * 60  # Seconds.
-_FILES = (metrics.METRICS, 'config.json', 'checkpoints')
+_FILES = run_files.ROWS, run_files.CONFIG, 'checkpoints'
 
 
 def write(folders: Sequence[pathlib.Path], out: pathlib.Path, title: str

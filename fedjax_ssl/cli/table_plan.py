@@ -7,7 +7,7 @@ import shlex
 import sys
 from typing import NamedTuple
 
-from fedjax_ssl.core import registry
+from fedjax_ssl.core import registry, run_files
 from fedjax_ssl.papers import cells, flagfiles, results
 from fedjax_ssl.running import settings
 
@@ -152,8 +152,8 @@ def listing(chosen: Plan) -> str:
     stored = results.read(chosen.result(cell))
     done = stored.get('seeds', {})
     left = [seed for seed in cell.seeds() if str(seed) not in done]
-    begun = [str(seed) for seed in left if (
-        chosen.workdir(Step(cell, seed)) / 'config.json').exists()]
+    begun = [str(seed) for seed in left
+             if run_files.holds_run(chosen.workdir(Step(cell, seed)))]
     state = ('missing' if why else
              'stale' if results.is_stale(cell, stored) else
              'to do' if left else 'done')

@@ -48,7 +48,7 @@ def one_line(own: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def naming(field: str, text: str, own: bool, *, outermost: bool = False
+def naming(field: str, text: str, *, own: bool, outermost: bool = False
            ) -> Iterator[None]:
   """Names a field in the errors of a block that runs what its text names.
 
@@ -75,7 +75,7 @@ def named(field: str, text: str, function: Callable[P, T], own: bool, *,
           outermost: bool = False) -> Callable[P, T]:
   """Returns a function that names a field in its errors, see `naming`."""
   def call(*args: P.args, **words: P.kwargs) -> T:
-    with naming(field, text, own, outermost=outermost):
+    with naming(field, text, own=own, outermost=outermost):
       return function(*args, **words)
   return call
 

@@ -64,7 +64,8 @@ def _stream(labeled: np.ndarray, unlabeled: np.ndarray, tasks: np.ndarray,
 def federate(train: Examples, validation: Examples | None, test: Examples,
              partition: Partition, *, num_clients: int, labels: str = 'few',
              labels_at: str = 'clients', num_classes: int | None = None,
-             rounds_per_task: int = 0, num_labeled_clients: int = -1) -> Federation:
+             rounds_per_task: int = 0, num_labeled_clients: int = -1
+             ) -> Federation:
   """Builds the federation that a partition describes.
 
   Args:

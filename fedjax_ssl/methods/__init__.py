@@ -158,7 +158,7 @@ def make(text: str, task: Task, *,
   if aggregator is not None and task.aggregator is not None:
     # Of a stored run it is known only now that the method's own one is used.
     checks.refuse_idle(ValueError(
-        'it brings a rule in place of the mean, and the task has one already; '
+        'it brings an aggregator of its own, and the task has one already; '
         'leave aggregator out.'))
   if isinstance(aggregator, str):
     task = dataclasses.replace(task, aggregator=aggregators.make(aggregator))

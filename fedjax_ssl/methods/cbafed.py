@@ -49,7 +49,6 @@ import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
 from fedjax_ssl.core import (
-  checks,
   client_weights,
   knobs,
   local_training,
@@ -211,8 +210,7 @@ def cbafed(task: Task, *, base: float = 0.84, max_threshold: float = 0.95,
   Raises:
     ValueError: for labels at the server, or a number out of range.
   """
-  checks.labels_at_clients(task.labels_at,
-                           'those with labels lead the others')
+  labeled_clients.check_placement(task)
   labeled_clients.check_passes(task, passes)
   s = _Settings(base, max_threshold, rare, passes, interval, local_residual,
                 server_residual, unlabeled_rate, clip_norm,

@@ -9,7 +9,7 @@ published.
 from __future__ import annotations
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import checks, client_weights, knobs, tree
+from fedjax_ssl.core import client_weights, knobs, tree
 from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import (
   Client,
@@ -53,8 +53,7 @@ def fed_consist(task: Task, *, threshold: float = 0.9,
   Raises:
     ValueError: for labels at the server, or a number out of range.
   """
-  checks.labels_at_clients(task.labels_at,
-                           'those with labels lead the others')
+  labeled_clients.check_placement(task)
 
   def unlabeled_loss(model, teacher, batch, key):
     del teacher

@@ -172,8 +172,7 @@ def fedirm(task: Task, *, profile: str = 'sgd', relation_weight: float = 1.0,
     ValueError: for an unknown profile, labels at the server, or a number out of
       range.
   """
-  checks.labels_at_clients(task.labels_at,
-                           'those with labels lead the others')
+  labeled_clients.check_placement(task)
   chosen = checks.profile(_PROFILES, profile, scale=scale)
   warm = labeled_clients.warmup_rounds(task, warmup)
   rising = ramp * task.horizon(f'ramp={ramp}') if ramp else 0.0

@@ -235,8 +235,7 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
     ValueError: for an unknown choice, labels at the server, or a number out of
       range.
   """
-  checks.labels_at_clients(task.labels_at,
-                           'those with labels lead the others')
+  labeled_clients.check_placement(task)
   labeled_clients.check_passes(task, passes)
   chosen = checks.profile(_PROFILES, profile, learnt=learnt,
                           unlabeled_weight=unlabeled_weight)

@@ -185,8 +185,7 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
     ValueError: for labels at the server, an unknown name or a number out of
       range.
   """
-  checks.labels_at_clients(task.labels_at,
-                           'those with labels lead the others')
+  labeled_clients.check_placement(task)
   chosen = checks.profile(
       _PROFILES, profile, beta=beta, labeled_beta=labeled_beta,
       distance=distance, labeled_multiplier=labeled_multiplier,

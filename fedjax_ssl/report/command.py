@@ -14,6 +14,7 @@ from fedjax_ssl.core import (
   flag_kinds,
   flagfile_lines,
   imports,
+  run_files,
 )
 from fedjax_ssl.training import workdir as workdir_lib
 
@@ -163,7 +164,7 @@ def write(folder: str | os.PathLike[str]) -> None:
   Raises:
     WorkdirError: if the folder holds no run.
   """
-  file = pathlib.Path(folder) / workdir_lib.FLAGFILE
+  file = pathlib.Path(folder) / run_files.FLAGFILE
   data = text_of(workdir_lib.read_config(folder)).encode()
   if not (file.exists() and file.read_bytes() == data):
     disk.replace(file, data)

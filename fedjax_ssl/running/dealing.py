@@ -138,8 +138,9 @@ def _check_partly(rule: str, partly: int, options: Config) -> None:
 
 def num_holders(options: Config) -> int:
   """Counts the clients, the first ones, with labels; -1 without a rule."""
-  holders: int = options.num_labeled_clients
-  return holders if holders < 0 else holders + options.num_partly_labeled_clients
+  holders = options.num_labeled_clients
+  return (holders if holders < 0 else
+          holders + options.num_partly_labeled_clients)
 
 
 def choose_labeled(rng: np.random.Generator, labels: np.ndarray,
@@ -344,14 +345,15 @@ def _label(rng: np.random.Generator, labels: np.ndarray, owner: np.ndarray,
            options: Config) -> tuple[np.ndarray, np.ndarray]:
   """Owners of the labeled and the other rows; see `whole_clients`."""
   from fedjax_ssl import data
-  if partly := options.num_partly_labeled_clients:
-    return data.label_mixed(
-        rng, labels, owner, options.num_labeled_clients, num_partly=partly,
-        fraction=options.labeled_fraction)
-  if options.num_labeled_clients > 0:
+  partly, fraction = (options.num_partly_labeled_clients,
+                      options.labeled_fraction)
+  if not partly and options.num_labeled_clients > 0:
     return data.label_clients(owner, options.num_labeled_clients)
-  return data.label_within(rng, labels, owner,
-                           fraction=options.labeled_fraction)
+  assert fraction is not None  # By `check_labels`.
+  if partly:
+    return data.label_mixed(rng, labels, owner, options.num_labeled_clients,
+                            num_partly=partly, fraction=fraction)
+  return data.label_within(rng, labels, owner, fraction=fraction)
 
 
 @_reads('alpha')

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedjax_ssl import config, data
 from fedjax_ssl.config import FieldError
+from fedjax_ssl.core import run_files
 from fedjax_ssl.data.datasets import tokens
 from fedjax_ssl.report import command, printing, summary
 from fedjax_ssl.running import (
@@ -61,7 +62,7 @@ def _check_folder(job: Job) -> None:
       raise ValueError(f'{job.folder / tokens.FILE} has other words than the '
                        'texts now. Bring the old texts back.')
     for seed, partition in zip(job.seeds, job.partitions, strict=True):
-      file = _partition_file(job.folder, seed)
+      file = run_files.partition(job.folder, seed)
       if file.exists() and data.partition_hash(partition) != _hash_of(
           file, job):
         raise ValueError(f'{file} is not the partition that this run began '
@@ -99,14 +100,10 @@ def _check_length(job: Job, stored: Mapping[str, Any]) -> None:
         f'train longer begin anew, elsewhere, with {asked:,} rounds.')
 
 
-def _partition_file(folder: pathlib.Path, seed: int) -> pathlib.Path:
-  return folder / f'partition_{seed}.npz'
-
-
 def open_folder(job: Job) -> workdir_lib.Workdir:
   """Locks a job's folder and stores there what a later reader needs."""
   # Together, as the others may not see the folder, and what is checked is told.
-  if processes.once(lambda: workdir_lib.holds_run(job.folder)):
+  if processes.once(lambda: run_files.holds_run(job.folder)):
     _check_folder(job)
   place = workdir_lib.open_workdir(
       job.folder, job.config, facts=job.facts, origin=job.origin,
@@ -117,7 +114,7 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
     if job.vocabulary is not None and not (place.path / tokens.FILE).exists():
       tokens.save(place.path, job.vocabulary)
     for seed, partition in zip(job.seeds, job.partitions, strict=True):
-      file = _partition_file(place.path, seed)
+      file = run_files.partition(place.path, seed)
       if not file.exists():
         data.save_partition(
             file, partition, num_clients=job.options.num_clients,
@@ -161,7 +158,7 @@ def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
   saved = _restore(job, checkpoints)
   done = saved[0] if saved else 0
   if saved is None and processes.once(
-      (place.path / metrics.METRICS).exists):  # An earlier start's.
+      (place.path / run_files.ROWS).exists):  # An earlier start's.
     kept = processes.once(lambda: metrics.keep_beyond(
         place.path, job.options.checkpoint_every))
     print(f'{job.folder} has no checkpoint and starts over'
@@ -186,7 +183,7 @@ def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
           file=stream)
   rows = processes.once(lambda: summary.by_seed(metrics.read(place.path)))
   if not rows:
-    raise ValueError(f'{place.path / metrics.METRICS} holds no rows, at round '
+    raise ValueError(f'{place.path / run_files.ROWS} holds no rows, at round '
                      f'{done}; remove {job.folder} and run again.')
   return rows
 

@@ -101,7 +101,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     views: set[str] = set()
     task = _telling_views(task_lib.make_task(spec, mesh), views)
     with (blame.naming('method', options.method,
-                      methods.is_own(options.method)),
+                      own=methods.is_own(options.method)),
           noting.passes() as noted,
           checks.stored() if has_begun else contextlib.nullcontext()):
       made = methods.make(options.method, task)
@@ -119,10 +119,13 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
     raise _knob_error(error, spec) from error
   facts = _facts(dataset, dealt, options, spec, task, federations[0], origin)
   params = jax.eval_shape(task.model.init, jax.random.key(0)).params
-  job = Job(name, folder, options, facts, spec, made, federations, list(dealt),
-            list(dealt.values()), np.asarray(dataset.train.labels), mesh,
-            tree.num_scalars(params), noted.works, cohorts, origin,
-            views=frozenset(views), vocabulary=dataset.vocabulary)
+  job = Job(
+      name=name, folder=folder, options=options, facts=facts, spec=spec,
+      method=made, federations=federations, seeds=list(dealt),
+      partitions=list(dealt.values()), labels=np.asarray(dataset.train.labels),
+      mesh=mesh, num_parameters=tree.num_scalars(params), works=noted.works,
+      cohorts=cohorts, origin=origin, views=frozenset(views),
+      vocabulary=dataset.vocabulary)
   if options.labels == 'all' and options.labels_at == 'server' and (
       start_line.is_idle(job)):
     raise FieldError(

@@ -18,6 +18,7 @@ from fedjax_ssl.config import Config
 from fedjax_ssl.core import (
   bounds,
   imports,
+  run_files,
 )
 from fedjax_ssl.core.checks import FieldError
 from fedjax_ssl.report import canvas, printing, study, summary
@@ -119,7 +120,7 @@ def prepared(setting: Setting, options: Config, origin: Mapping[str, Any],
   options = convolutions.decided(options, dataset, deals)
   begun = processes.once(
       lambda: [one.folder for one in plan
-               if workdir_lib.holds_run(one.folder)])
+               if run_files.holds_run(one.folder)])
   jobs = processes.together(
       lambda: build(dataset, deals, options, plan, origin, begun))
   # Once more: the data may name the clients.
@@ -148,7 +149,7 @@ def check_read(setting: Setting, options: Config) -> None:
   Raises:
     FieldError: for such an option that is not at its default.
   """
-  if workdir_lib.holds_run(options.workdir):
+  if run_files.holds_run(options.workdir):
     return
   given = _given(setting, options)
   if options.partition_file:
@@ -178,7 +179,7 @@ def note_unread(setting: Setting, options: Config, dataset: data.Dataset
     options: what is asked for.
     dataset: the examples.
   """
-  if not processes.is_first() or workdir_lib.holds_run(
+  if not processes.is_first() or run_files.holds_run(
       options.workdir):
     return
   given = _given(setting, options)
@@ -205,7 +206,7 @@ def _note_absent(job: job_lib.Job) -> None:
   Where the server has all rows of a file it says nothing.
   """
   file, total = job.options.partition_file, job.options.num_clients
-  if not file or workdir_lib.holds_run(job.folder):
+  if not file or run_files.holds_run(job.folder):
     return
   first = job.partitions[0]
   count = 1 + max(first.labeled[first.labeled < total].max(initial=-1),

@@ -7,6 +7,7 @@ import pathlib
 from typing import Any
 
 from fedjax_ssl import config
+from fedjax_ssl.core import run_files
 
 
 def read(folder: str | os.PathLike[str] | None, names: Collection[str]
@@ -47,5 +48,5 @@ def check(folder: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
       config.check(name, value)
     except config.FieldError as error:
       raise workdir.WorkdirError(
-          f'{pathlib.Path(folder) / workdir.CONFIG} is damaged: {error}'
+          f'{pathlib.Path(folder) / run_files.CONFIG} is damaged: {error}'
       ) from error

@@ -12,7 +12,7 @@ from typing import Any, TYPE_CHECKING
 
 from fedjax_ssl import config
 from fedjax_ssl import task as task_lib
-from fedjax_ssl.core import choices
+from fedjax_ssl.core import choices, run_files
 from fedjax_ssl.core.registry import parse
 from fedjax_ssl.training import own_code, processes
 from fedjax_ssl.training import workdir as workdir_lib
@@ -56,7 +56,7 @@ def begun(job: Job) -> Job:
   try:
     return job._replace(facts=_begun_facts(job, stored['flags'], known))
   except (AttributeError, KeyError, TypeError) as error:
-    raise ValueError(f'{job.folder / workdir_lib.CONFIG} is damaged: its '
+    raise ValueError(f'{job.folder / run_files.CONFIG} is damaged: its '
                      f'`choices` entry is malformed ({error!r}).') from error
 
 

@@ -23,12 +23,11 @@ from typing import Any
 from absl import logging
 import numpy as np
 
-from fedjax_ssl.core import disk
+from fedjax_ssl.core import disk, run_files
 from fedjax_ssl.training import metric_names, trackers, trusted_rows
-from fedjax_ssl.training import workdir as workdir_lib
 from fedjax_ssl.training.checkpoint import sealed
 
-METRICS = workdir_lib.ROWS
+METRICS = run_files.ROWS
 TIMINGS = 'timings.jsonl'
 # Also in the short rows of rounds between two evaluations.
 BETWEEN = ('epsilon',)
@@ -274,7 +273,7 @@ def keep_beyond(workdir: str | os.PathLike[str], round_: int) -> str:
 
 
 def _rows(data: bytes | bytearray) -> list[Row]:
-  return [row for _, row in _parsed(data) if row is not None]
+  return [row for _, row in run_files.parsed(data) if row is not None]
 
 
 @contextlib.contextmanager
@@ -370,18 +369,6 @@ def _check(name: str, value: Any) -> None:
     raise MetricsError(f'{name}={value!r} must be in [0, 1].')
 
 
-def _parsed(data: bytes | bytearray) -> Iterator[tuple[bytes, Row | None]]:
-  """All lines, each with its row, or None where it holds no whole row."""
-  for line in data.splitlines(keepends=True):
-    try:
-      row = json.loads(line, parse_constant=lambda text: None)  # As NaN.
-    except (ValueError, RecursionError):
-      row = None
-    whole = line.endswith(b'\n') and isinstance(row, dict) and isinstance(
-        row.get('round'), int) and isinstance(row.get('seed', 0), int)
-    yield bytes(line), row if whole else None
-
-
 def _whole(folder: pathlib.Path, last: int,
            seals: Mapping[str, sealed.Seal] | None) -> dict[str, bytes]:
   """Reads what both files hold of the rounds up to `last`."""
@@ -401,7 +388,7 @@ def _kept(folder: pathlib.Path, name: str, last: int,
     if not reason:
       return held
   kept, dropped = [], []
-  for number, (line, row) in enumerate(_parsed(data or b''), 1):
+  for number, (line, row) in enumerate(run_files.parsed(data or b''), 1):
     if row is None:
       dropped.append(number)
     elif row['round'] <= last:

@@ -32,13 +32,11 @@ from typing import Any
 from absl import logging
 
 from fedjax_ssl.core import checks, disk
+from fedjax_ssl.core.run_files import CONFIG, FLAGFILE, holds_run, ROWS
 from fedjax_ssl.training import changes as changes_lib
 from fedjax_ssl.training import environment, processes
 from fedjax_ssl.training.checkpoint import manifest, sealed
 
-CONFIG = 'config.json'
-FLAGFILE = 'run.flags'  # All flags of the run, for --flagfile.
-ROWS = 'metrics.jsonl'  # What is measured, a row a line.
 FIT = 'fedjax_ssl.fit'  # The script of a run that was given its data.
 LOCK = 'lock'
 # Files that only a run leaves; without a config they belong to no run.
@@ -214,11 +212,6 @@ def _object(name: str, value: Any) -> dict[str, Any]:
 def stored_config(path: str | os.PathLike[str] | None) -> dict[str, Any]:
   """Reads as `read_config`; {} for no folder, or one without a run yet."""
   return read_config(path) if path and holds_run(path) else {}
-
-
-def holds_run(path: str | os.PathLike[str] | None) -> bool:
-  """Returns whether a run has begun in a folder; False for no folder."""
-  return bool(path) and (pathlib.Path(path or '') / CONFIG).exists()
 
 
 def _take(folder: pathlib.Path, asked: str) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import fedjax_ssl
+from fedjax_ssl.core import run_files
 from fedjax_ssl.training import checkpoint, workdir
 from fedjax_ssl.training.checkpoint import manifest
 from tests.cli import launcher
@@ -116,7 +117,7 @@ def test_sigterm_saves_and_exits_0(tmp_path, expected):
 def test_sigterm_before_the_first_round_exits_143(tmp_path):
   folder = tmp_path / 'run'
   started = launcher.start(folder, *args())
-  while started.running and not (folder / workdir.CONFIG).exists():
+  while started.running and not (folder / run_files.CONFIG).exists():
     time.sleep(0.002)
   started.process.terminate()
   assert started.wait() == 143, started.output()

@@ -54,7 +54,7 @@ LINES = {
     'profile_empty': (['--profile='], ['--profile= and', 'fedmatch']),
     'profile_twice': (
         ["--method=rscfed(profile='paper')", '--profile=official'],
-        ["profile='paper'", '--profile=official', 'one of them']),
+        ["profile='paper'", '--profile=official', 'leave one of the two out']),
     'labels_at': (['--method=feddure', '--labels_at=server'],
                   ['--method=feddure: --labels_at=server: give clients']),
     'view_and_image': (['--method=fixmatch', '--strong=ra_mc(cutout=999)'],

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from fedjax_ssl.core import run_files
 from fedjax_ssl.training import environment, workdir
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -22,7 +23,7 @@ def snapshot(folder: pathlib.Path) -> dict[str, bytes]:
 
 
 def start(folder, allow=('num_rounds', 'eval_every'), **changes) -> dict:
-  resumed = (folder / workdir.CONFIG).exists()
+  resumed = (folder / run_files.CONFIG).exists()
   with workdir.open_workdir(folder, FLAGS | changes, allow=allow) as opened:
     return workdir.read_config(opened.path)['flags'] | {'resumed': resumed}
 
@@ -81,7 +82,7 @@ def test_a_run_may_end_earlier_but_not_before_what_is_done(
   start(tmp_path)
   if done:
     (tmp_path / 'checkpoints' / str(done)).mkdir(parents=True)
-    (tmp_path / workdir.ROWS).write_text(f'{row}\n')
+    (tmp_path / run_files.ROWS).write_text(f'{row}\n')
   with pytest.raises(workdir.WorkdirError, match=(
       f'num_rounds 10 -> {least - 1}. Give --num_rounds={least} or more')):
     start(tmp_path, num_rounds=least - 1)
@@ -153,7 +154,7 @@ def test_second_opening_in_one_process_is_refused(tmp_path):
 def test_what_a_killed_process_was_writing_is_removed(tmp_path):
   start(tmp_path)
   before = snapshot(tmp_path)
-  (tmp_path / f'{workdir.CONFIG}.123.partial').write_text('{"fla')
+  (tmp_path / f'{run_files.CONFIG}.123.partial').write_text('{"fla')
   start(tmp_path)
   assert snapshot(tmp_path) == before
 
@@ -239,7 +240,7 @@ def test_full_disk_leaves_no_half_configuration(tmp_path):
       start(tmp_path)
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-  assert not (tmp_path / workdir.CONFIG).exists()
+  assert not (tmp_path / run_files.CONFIG).exists()
   assert not start(tmp_path)['resumed']
 
 
@@ -278,10 +279,10 @@ def test_other_files_do_not_matter(tmp_path):
 
 @pytest.mark.parametrize('text', ['', '{', '[]', '{"flags": 1}'])
 def test_a_damaged_configuration_is_refused_and_kept(tmp_path, text):
-  (tmp_path / workdir.CONFIG).write_text(text)
+  (tmp_path / run_files.CONFIG).write_text(text)
   with pytest.raises(workdir.WorkdirError, match='damaged'):
     start(tmp_path)
-  assert (tmp_path / workdir.CONFIG).read_text() == text
+  assert (tmp_path / run_files.CONFIG).read_text() == text
 
 
 @pytest.mark.parametrize('changes, said', [
@@ -299,7 +300,7 @@ def test_a_damaged_configuration_is_refused_and_kept(tmp_path, text):
     ({'flags': {'imports': -1}}, '`imports` is no list of texts'),
     ({'flags': {'imports': [[]]}}, '`imports` is no list of texts')])
 def test_a_damaged_configuration_says_where(tmp_path, changes, said):
-  file = tmp_path / workdir.CONFIG
+  file = tmp_path / run_files.CONFIG
   file.write_text(json.dumps({'flags': {}, 'facts': {}, 'environment': {},
                               'restarts': []} | changes))
   with pytest.raises(workdir.WorkdirError) as error:

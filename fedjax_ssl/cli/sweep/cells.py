@@ -22,7 +22,13 @@ from typing import Any
 
 from fedjax_ssl.cli import places
 from fedjax_ssl.cli.sweep import grid
-from fedjax_ssl.core import bounds, disk, flagfile_lines, imports
+from fedjax_ssl.core import (
+  bounds,
+  disk,
+  flagfile_lines,
+  imports,
+  run_files,
+)
 
 _MOST_FLAGS = 1000  # Of one command line.
 
@@ -184,7 +190,7 @@ def other_flags(out: pathlib.Path, cell: grid.Cell) -> str:
   """
   stored = record(out, cell)
   if stored.get('fingerprint', fingerprint(cell)) == fingerprint(cell) or (
-      not (folder(out, cell) / 'config.json').exists()):
+      not run_files.holds_run(folder(out, cell))):
     return ''
   was = stored.get('args')
   was = was if isinstance(was, list) else []
@@ -236,7 +242,7 @@ def progress(path: pathlib.Path) -> tuple[int, int] | None:
   if not isinstance(wanted, int) or not isinstance(seeds, list):
     return None
   last: dict[Any, int] = {}
-  for row in _rows(path / 'metrics.jsonl'):
+  for row in _rows(path / run_files.ROWS):
     last[row.get('seed')] = row['round']
   return (min(last.values()) if len(last) >= len(seeds) else 0), wanted
 
@@ -258,7 +264,7 @@ def is_complete(path: pathlib.Path) -> bool:
 def config_of(path: pathlib.Path, part: str) -> dict[str, Any]:
   """Reads a part of a run's `config.json`; {} if missing or damaged."""
   try:
-    return dict(json.loads((path / 'config.json').read_text())[part])
+    return dict(json.loads((path / run_files.CONFIG).read_text())[part])
   except (OSError, ValueError, KeyError, TypeError, RecursionError):
     return {}
 
@@ -266,16 +272,11 @@ def config_of(path: pathlib.Path, part: str) -> dict[str, Any]:
 def _rows(file: pathlib.Path) -> Iterator[dict[str, Any]]:
   """Yields the rows before the first that a kill or a broken disk damaged."""
   try:
-    lines = file.read_bytes().splitlines(keepends=True)
+    data = file.read_bytes()
   except OSError:
     return
-  for line in lines:
-    try:
-      row = json.loads(line)
-    except (ValueError, RecursionError):
-      return
-    if not (line.endswith(b'\n') and isinstance(row, dict) and isinstance(
-        row.get('round'), int) and isinstance(row.get('seed', 0), int)):
+  for _, row in run_files.parsed(data):
+    if row is None:
       return
     yield row
 

@@ -23,7 +23,7 @@ from fedjax_ssl import config
 from fedjax_ssl.cli import child, errors
 from fedjax_ssl.cli.sweep import asked, grid
 from fedjax_ssl.cli.sweep import cells as cells_lib
-from fedjax_ssl.core import blame, checks, imports, registry
+from fedjax_ssl.core import blame, checks, imports, registry, run_files
 from fedjax_ssl.running import settings
 
 _PROGRAM = ('-P', '-c', 'import sys; from fedjax_ssl.cli.sweep import checking;'
@@ -58,7 +58,7 @@ def check(python: str, out: pathlib.Path, cells: Sequence[grid.Cell],
       continue
     words = [arg for arg in cell.args if not arg.startswith('--seeds=')]
     words += cell.places
-    if (cells_lib.folder(out, cell) / 'config.json').exists():
+    if run_files.holds_run(cells_lib.folder(out, cell)):
       # A run that has begun may keep what a new one may not have.
       words.append(f'--workdir={cells_lib.folder(out, cell)}')
     file = cell.args[0].partition('--flagfile=')[2] if cell.args else ''
@@ -187,7 +187,7 @@ def _check_method(method: str, labels_at: str,
   if additions and not any(registry.is_own(text, task.REGISTRIES[name])
                            for name, text in additions):
     wanted: dict[str, Any] = dict(additions)
-    with blame.naming('method', method, False):
+    with blame.naming('method', method, own=False):
       methods.make(method, task.make_task(dataclasses.replace(spec, **wanted)))
 
 

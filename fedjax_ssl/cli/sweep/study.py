@@ -16,7 +16,7 @@ from absl import flags
 from fedjax_ssl import config
 from fedjax_ssl.cli.sweep import asked, grid
 from fedjax_ssl.cli.sweep import cells as cells_lib
-from fedjax_ssl.core import imports, registry
+from fedjax_ssl.core import imports, registry, run_files
 from fedjax_ssl.running import settings
 from fedjax_ssl.training import changes as changes_lib
 
@@ -79,7 +79,7 @@ def _older(out: pathlib.Path, own: Collection[str]
     stored = cells_lib.record(out, cell)
     was = stored.get('args')
     if cell.name in own or not isinstance(was, list) or not (
-        cells_lib.folder(out, cell) / 'config.json').exists():
+        run_files.holds_run(cells_lib.folder(out, cell))):
       continue
     order = [cells_lib.normal(str(word)) for word in was]
     same = found.setdefault(frozenset(order), [])

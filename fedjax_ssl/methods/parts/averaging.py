@@ -152,10 +152,9 @@ def learned(task: Task, loss_fn: LossFn, model: Variables, context: Context,
   trained, metrics, kept = train_locally(
       task, loss_fn, model, context.train, context.shard, context.round, key,
       'labeled', first, factor=factor)
-  good = tree.all_finite((trained, kept))
-  return (tree.where(good, trained, model),
-          None if last is None else tree.where(good, kept, last),
-          local_training.server_metrics(metrics, good))
+  (model, kept), metrics = local_training.taken(
+      (trained, kept), (model, kept if last is None else last), metrics)
+  return model, None if last is None else kept, metrics
 
 
 def on_labels(task: Task, record: Any, context: Context, key: jax.Array

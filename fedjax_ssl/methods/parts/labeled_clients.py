@@ -30,6 +30,12 @@ def has_labels(shard: Shard) -> jax.Array:
   return jnp.asarray(shard.num_labeled) > 0
 
 
+def check_placement(task: Task) -> None:
+  """Raises FieldError for labels at the server."""
+  checks.labels_at_clients(task.labels_at,
+                           'those with labels lead the others')
+
+
 def warmup_rounds(task: Task, warmup: float, what: str = '') -> int:
   """Computes the rounds of a warm-up over a share of the run, rounded up.
 
