@@ -173,7 +173,7 @@ class Run(NamedTuple):
   def check_seed(self, seed: int | None) -> None:
     """Raises ValueError if the run has no such seed; None is the first."""
     if seed is not None and seed not in self.states:
-      raise ValueError(f'seed={seed} is not among the seeds '
+      raise ValueError(f'seed={seed!r} is not among the seeds '
                        f'{", ".join(map(str, self.states))}.')
 
   def global_model(self, seed: int | None = None
@@ -211,7 +211,7 @@ class Run(NamedTuple):
     self.check_seed(seed)
     state = self.state if seed is None else self.states[seed]
     shape = tuple(self.spec.input_shape)
-    inputs = given = np.asarray(self._encoded(inputs))
+    inputs = given = self._encoded(files.as_array('inputs', inputs))
     if given.ndim == len(shape) and shape[-1] == 1:
       inputs = given[..., None]
     kinds = 'f' if len(shape) == 2 else 'iu'
@@ -254,7 +254,7 @@ class Run(NamedTuple):
       ValueError: as `predict`; for no rows, or labels of another number or
         unknown classes.
     """
-    classes = np.asarray(labels)
+    classes = files.as_array('labels', labels)
     if (words := names.texts(classes)).dtype.kind in 'US':
       if not self.class_names:
         raise ValueError('labels are words, and the classes of the run are '
@@ -283,15 +283,16 @@ class Run(NamedTuple):
     return all(name.isdecimal() for name in names_) and (
         names_ != [*map(str, range(len(names_)))])
 
-  def _encoded(self, inputs: Any) -> Any:
+  def _encoded(self, inputs: np.ndarray) -> np.ndarray:
     """Returns tokens of texts, and all else as it is."""
     if len(self.spec.input_shape) != 1:
       return inputs
-    if isinstance(inputs, str):
-      raise ValueError(f'inputs must be a list of texts, [{inputs[:40]!r}].')
+    if not inputs.ndim and inputs.dtype.kind == 'U':
+      raise ValueError('inputs must be a list of texts, '
+                       f'[{str(inputs)[:40]!r}].')
     texts = tokens.as_texts('inputs', inputs)
     if texts is None:
-      return inputs if np.size(inputs) else np.zeros(
+      return inputs if inputs.size else np.zeros(
           (0, *self.spec.input_shape), np.int32)
     if self.vocabulary is None:
       raise ValueError("inputs are texts, and the run keeps no words; a "

@@ -75,6 +75,8 @@ def test_own_data_are_judged_as_the_test_set_was(finished, test_set, tmp_path):
     ([0, -1], 'from -1 to 0; allowed is 0 to C-1'),
     ([0], '2 inputs and 1 labels'), (np.zeros(0, int), 'empty'),
     ([0.5, 1], 'float64'), ([None, 1], 'row 0 is None'),
+    (np.ma.masked_equal([0, 1], 1), 'labels has masked entries'),
+    (None, 'labels is of type NoneType; give an array or a list'),
     (['a', 'b'], 'classes of the run are numbers, 0 to 9')])
 def test_labels_of_another_kind_are_refused(finished, test_set, labels, words):
   with pytest.raises(ValueError, match=words):

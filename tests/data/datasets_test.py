@@ -340,7 +340,9 @@ def test_a_registered_set_says_whose_its_rows_are_and_hides_what_is_masked():
     np.testing.assert_array_equal(got.owner, [1, 0, 1, 0, 1, 1])
     assert (got.client_names, got.class_names) == (('a', 'b'), ('no', 'yes'))
     for bad, words in (({'y_test': hidden}, 'y_test has masked entries'),
-                       ({'client_train': [[1], [2, 3]]}, 'client_train is no')):
+                       ({'client_train': [[1], [2, 3]]}, 'client_train is no'),
+                       ({'x_test': iter(images)}, 'x_test is of type'),
+                       ({'x_test': None}, 'x_test is of type NoneType; give')):
       datasets.DATASETS.pop('masked')
       datasets.register('masked')(lambda bad=bad: {**made, **bad})
       with pytest.raises(datasets.DataError, match=f'masked: {words}'):

@@ -155,3 +155,10 @@ def test_token_dropout(shape):
   np.testing.assert_array_equal(kept, texts)
   with pytest.raises(ValueError, match='rate'):
     augment.make_weak('token_dropout(rate=2.0)')
+
+
+def test_token_dropout_refuses_images():
+  with pytest.raises(ValueError, match=(
+      r'takes texts, int32.B, T. or .*; inputs here are uint8.2, 8, 8, 1.')):
+    augment.make_strong('token_dropout')(
+        jax.random.key(0), np.zeros((2, 8, 8, 1), np.uint8))

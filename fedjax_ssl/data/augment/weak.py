@@ -212,6 +212,9 @@ def token_dropout(*, rate: float = 0.15, flip: bool = True) -> View:
 
   def view(key: jax.Array, texts: Array) -> jax.Array:
     texts = jnp.asarray(texts)
+    if (texts.ndim, texts.dtype.kind) not in ((2, 'i'), (3, 'f')):
+      raise ValueError('takes texts, int32[B, T] or float[B, T, E]; inputs '
+                       f'here are {texts.dtype}{list(texts.shape)}.')
     kept = jax.random.uniform(key, texts.shape[:2]) >= rate
     kept = kept.reshape(kept.shape + (1,) * (texts.ndim - 2))
     return jnp.where(kept, texts, jnp.zeros((), texts.dtype))

@@ -86,24 +86,30 @@ Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 # Of examples given as arrays, and what may be said of them.
 KEYS = PARTS['train'] + PARTS['test']
 BESIDE = (_CLIENTS, _CLASSES)
+_INPUTS = 'x_', 'inputs'  # What keys of inputs begin with.
 
 
 def as_array(key: str, value: Any) -> np.ndarray:
   """Converts what is given under a key; masked labels are unknown, -1.
 
   Raises:
-    DataError: for lists that make no array, and for masked entries of anything
-      but numbers of y_train.
+    DataError: for lists that make no array, for what is neither list nor array,
+      and for masked entries of anything but numbers of y_train.
   """
-  if np.ma.is_masked(value):
+  # An array of pandas has a mask of its own, which numpy would take for one.
+  if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
     if key != 'y_train' or value.dtype.kind not in 'iu':
       raise DataError(f'{key} has masked entries; only numbers in y_train may '
                       'be masked: such rows have no label.')
     return np.ma.filled(value.astype(np.int64), -1)
   try:
-    return (tokens.as_array if key.startswith('x_') else np.asarray)(value)
+    made = (tokens.as_array if key.startswith(_INPUTS) else np.asarray)(value)
   except ValueError as error:
     raise DataError(f'{key} is no array: {error}') from error
+  if made.dtype == object and not made.ndim:
+    raise DataError(f'{key} is of type {type(value).__name__}; give an array '
+                    'or a list')
+  return made
 
 
 def unfit(names: Collection[str]) -> str:
