@@ -112,7 +112,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument('--python', default=sys.executable,
                       help='interpreter of the runs (default: this one)')
   parser.add_argument('--dry_run', action='store_true',
-                      help='print the commands of all tries and stop')
+                      help='print the commands of all tries, of stored rows '
+                      'those that repeat them, and stop')
   parser.add_argument('--status', action='store_true',
                       help='print where each row stands and stop')
   args = parser.parse_intermixed_args(argv)
@@ -309,22 +310,24 @@ class _Bench:
     self._reader.keep(self._table)
 
   def commands(self) -> str:
-    """Returns the commands of all tries; later runs depend on their results."""
-    if not self._to_run():
-      return 'Nothing is to be run: all rows are stored.'
-    cells = (self._runs.cell(plan.search_run(entry, self._bed, configuration))
-             for entry in self._to_run()
-             for configuration in self._runs.tries(entry))
+    """Returns the commands of all tries; later runs depend on their results.
+
+    Of stored rows, which are not run, they are those of the final seeds.
+    """
+    runs = [run for entry in self._entries
+            for run in self._runs.first(entry, self._stored.get(entry.name))]
     return '\n'.join(shlex.join(cells_lib.command(
-        self._args.python, self._out, cell)) for cell in cells)
+        self._args.python, self._out, self._runs.cell(run))) for run in runs)
 
   def extent(self) -> str:
     """Says how many runs these are, and how many follow."""
     rows = self._to_run()
     tries = sum(len(self._runs.tries(entry)) for entry in rows)
     finals = len(rows) * len(self._bed.skews)
+    known = len(self._entries) - len(rows)
     return (f'Rows: {len(rows)}. Tries: {tries}. Then the best of each row: '
-            f'{finals} runs of {len(plan.SEEDS)} seeds.')
+            f'{finals} runs of {len(plan.SEEDS)} seeds.' + bool(known) *
+            f' Of {known} stored ones the runs that repeat them are shown.')
 
   def status(self) -> str:
     """Returns a line for each row: its tries, the choice, its final seeds.

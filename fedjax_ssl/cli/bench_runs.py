@@ -4,7 +4,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
-from fedjax_ssl.bench import plan, standing
+from fedjax_ssl.bench import plan, records, standing
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid
 
@@ -71,6 +71,15 @@ class Runs:
     """Returns the runs of a configuration with the other seeds."""
     return [plan.final_run(entry, self._bed, skew, configuration)
             for skew in self._bed.skews]
+
+  def first(self, entry: plan.Entry, stored: records.Record | None
+            ) -> list[plan.Run]:
+    """Returns the tries of a row, or the runs that repeat a stored one."""
+    if stored is None:
+      return [plan.search_run(entry, self._bed, one)
+              for one in self.tries(entry)]
+    return [run for best in [*stored.measured.values()][:1]
+            for run in self.finals(entry, best.configuration)]
 
   def is_finished(self, entry: plan.Entry) -> bool:
     """Returns whether all runs of a row are done in the folder, and whole."""

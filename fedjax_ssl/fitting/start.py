@@ -65,9 +65,9 @@ def fit(method: str | Callable[..., Method] | None = None,
         **options: object) -> Run:
   """Trains a method on data that is dealt out to clients.
 
-  It is what `fedjax-ssl train` does, with one seed and without bounds unless
-  they are asked for. A method has its own defaults: knobs with which a setting
-  has it, as 'fixmatch(threshold=0.8)', are given too.
+  It is what `fedjax-ssl train` does, but a new run has one seed, and bounds
+  only if they are asked for. A method has its own defaults: knobs with which a
+  setting has it, as 'fixmatch(threshold=0.8)', are given too.
 
   Args:
     method: a name with knobs if any, as in 'fixmatch(threshold=0.8)', or a
@@ -255,7 +255,7 @@ def _resolved(given: dict[str, Any], stored: Mapping[str, Any],
                if name not in _PROGRAMS}, **values, **source.options}
   if stored:
     values |= {name: value for name, value in stored['flags'].items()
-               if name in config.OPTIONS and name != 'bounds'
+               if name in config.OPTIONS
                and not config.OPTIONS[name].this_start}
   values |= given
   return config.resolve(values, given)

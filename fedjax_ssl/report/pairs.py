@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.core import checks, registry
-from fedjax_ssl.report import names, stored_runs, verdict
+from fedjax_ssl.core import bounds, checks, registry
+from fedjax_ssl.report import names, stored_runs, summary, verdict
 
 _LEVEL = 0.95
 
@@ -82,13 +82,43 @@ def of_finals(run: stored_runs.Run, reference: stored_runs.Run) -> Difference:
                    for seed in mine if seed in other])
 
 
+def gain(name: str, runs: summary.Runs) -> str:
+  """Says how far a run is above training on its labels only.
+
+  Args:
+    name: of the run.
+    runs: the run and its bounds by name, the rows of each seed; the seeds of
+      all are in one order.
+
+  Returns:
+    One sentence; '' without the lower bound, without a final accuracy of each
+    seed, or if the run trains on labels only itself.
+  """
+  ends = {one: np.array([summary.column(rows, 'accuracy')[-1]
+                         for rows in seeds]) for one, seeds in runs.items()}
+  few, whole = (ends.get(bounds.NAMES[labels]) for labels in ('few', 'all'))
+  mine = ends[name]
+  if few is None or np.isnan([mine, few]).any() or (mine == few).all():
+    return ''
+  found = interval([*(100 * (mine - few))])
+  text = f'{name} is {found.mean:+.1f} points from labels only'
+  if found.low is not None:
+    text += (f' (95 % interval {found.low:+.1f} to {found.high:+.1f}, '
+             f'{found.pairs} seeds: {found.verdict})')
+  if whole is not None and whole.mean() > few.mean():
+    share = (mine.mean() - few.mean()) / (whole.mean() - few.mean())
+    text += f', {100 * share:.0f} % of the gap to all labels'
+  return f'{text}.'
+
+
 def references(runs: Sequence[stored_runs.Run], plan: names.Plan,
                name: str = '') -> list[int]:
   """Returns for each run the index of the one that it is compared with.
 
   That is the run of this name, if one is given. Else it is the first FedAvg run
   with few labels, if possible among the runs with the same other flags. Else it
-  is the best run.
+  is the first run with few labels: chosen by its accuracy, it would be another
+  one as a study grows, and luck would be part of the choice.
 
   Raises:
     ValueError: if no run has the name.
@@ -103,8 +133,8 @@ def references(runs: Sequence[stored_runs.Run], plan: names.Plan,
                      f'{", ".join(map(repr, known))}.')
   plain = [i for i, run in enumerate(runs) if _is_plain(run)]
   if not plain:
-    found = best(runs)
-    return [0 if found is None else found] * len(runs)
+    first = next((i for i, run in enumerate(runs) if not _is_bound(run)), 0)
+    return [first] * len(runs)
   return [next((i for i in plain if plan.peers[i] == mine), plain[0])
           for mine in plan.peers]
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import shlex
 import sys
 import time
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from fedjax_ssl.core import (
   run_files,
 )
 from fedjax_ssl.core.checks import FieldError
-from fedjax_ssl.report import canvas, printing, study, summary
+from fedjax_ssl.report import canvas, pairs, printing, study, summary
 from fedjax_ssl.running import (
   convolutions,
   data_defaults,
@@ -344,7 +345,10 @@ def _finish(workdir: pathlib.Path, runs: dict[str, list[Any]],
                          num_validation)
   if few:
     printing.say(f'{few}.\n')
-  printing.say(f'Results: {workdir}')
+  if gain := pairs.gain(next(iter(runs)), runs):
+    printing.say(f'{gain}\n')
+  printing.say(f'Results: {workdir}; as a page: fedjax-ssl report '
+               f'{shlex.quote(str(workdir))} --out=FOLDER')
 
 
 def draw(workdir: pathlib.Path, runs: dict[str, list[Any]]) -> None:

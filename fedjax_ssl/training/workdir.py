@@ -266,6 +266,10 @@ def _settle(folder: pathlib.Path, flags: dict[str, Any],
   stored = {'origin': origin, **read_config(folder)}
   changes = _compare(folder, stored, flags, allow)
   merged = _merged(folder, stored['facts'], facts)
+  done = max(manifest.rounds(folder / sealed.STEPS), default=0)
+  if done >= flags.get('num_rounds', done + 1) and changes.keys().isdisjoint(
+      ('bounds', 'num_rounds')):
+    return  # The run is finished, and this start only reads it.
   before = stored['environment']
   for restart in stored['restarts']:
     before = before | restart['environment']

@@ -133,8 +133,9 @@ def test_stored_rows_are_not_run_again(bench, out, tmp_path):
                        strict=True):
     assert f' in {tmp_path.name}/clients.json, {row}(weighting=' in line
     assert line.split()[-2] == 'rate'
-  assert 'Nothing is to be run' in bench(
-      'clients', 'fixmatch', stored, '--dry_run', *CHANGED)[1]
+  _, said, errors = bench('clients', 'fixmatch', stored, '--dry_run', *CHANGED)
+  assert len(said.splitlines()) == said.count('--seeds=0,1,2') == 6
+  assert errors.startswith('Rows: 0.') and 'Of 3 stored ones the' in errors
   assert bench('clients', stored, 'fedprox', *CHANGED)[0] == 0
   assert {name.split('__')[1] for name in started(out)} == {'fedprox'}
   assert without_origin(out) == whole

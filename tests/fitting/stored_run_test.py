@@ -8,19 +8,25 @@ import numpy as np
 import pytest
 
 import fedjax_ssl
+from fedjax_ssl.training import environment
 
 SHORT: dict[str, Any] = {
     'model': 'linear', 'weak': 'none', 'strong': 'none', 'cohort_size': 2,
     'labels_per_class': 2, 'progress': False}
 
 
-def test_a_folder_is_enough_to_go_on(tmp_path):
+def test_a_folder_is_enough_to_go_on(monkeypatch, tmp_path):
   first = fedjax_ssl.fit('fixmatch(threshold=0.5)', 'digits', rounds=1,
-                         clients=3, workdir=tmp_path, **SHORT)
+                         clients=3, workdir=tmp_path, bounds=True,
+                         labels='all', **SHORT)
+  monkeypatch.setattr(environment, 'describe', lambda: {'devices': 'others'})
+  config = (tmp_path / 'config.json').read_bytes()
   again = fedjax_ssl.fit(workdir=tmp_path, progress=False)
   assert again.options == first.options and again.round == 1
+  assert (tmp_path / 'config.json').read_bytes() == config  # It is only read.
   np.testing.assert_array_equal(again.metrics['accuracy'],
                                 first.metrics['accuracy'])
+  assert len(again.bounds) == 2 and [*again.bounds] == [*first.bounds]
   loaded: Any = fedjax_ssl.load(tmp_path)
   for measured in ('metrics', 'class_metrics'):
     there, here = getattr(loaded, measured), getattr(first, measured)

@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from fedjax_ssl.core import bounds
 from fedjax_ssl.report import pairs, stored_runs, tables
 from tests.report import fake
 
@@ -29,6 +30,31 @@ def test_the_interval_is_students(differences, low, high):
     ([-1.0, 1.0, 3.0], 'not told apart'), ([1.0], ''), ([], '')])
 def test_an_interval_is_said_in_a_word(differences, said):
   assert pairs.interval(differences).verdict == said
+
+
+def _rows(*accuracies):
+  return [[{'round': 1, 'accuracy': 0.1}, {'round': 2, 'accuracy': one}]
+          for one in accuracies]
+
+
+FEW, ALL = bounds.NAMES.values()
+
+
+@pytest.mark.parametrize('runs, said', [
+    # t(2) = 4.302653, deviation 1 point, over the root of 3.
+    ({'m': _rows(.62, .53, .74), FEW: _rows(.6, .5, .7),
+      ALL: _rows(.7, .6, .8)},
+     'm is +3.0 points from labels only (95 % interval +0.5 to +5.5, 3 seeds: '
+     'higher), 30 % of the gap to all labels.'),
+    ({'m': _rows(.5), FEW: _rows(.6), ALL: _rows(.7)},
+     'm is -10.0 points from labels only, -100 % of the gap to all labels.'),
+    ({'m': _rows(.5), FEW: _rows(.6), ALL: _rows(.6)},
+     'm is -10.0 points from labels only.'),
+    ({'m': _rows(.5), FEW: _rows(.6)}, 'm is -10.0 points from labels only.'),
+    ({'m': _rows(.5), FEW: _rows(.5), ALL: _rows(.6)}, ''),
+    ({'m': _rows(None), FEW: _rows(.5)}, ''), ({'m': _rows(.5)}, '')])
+def test_a_gain_is_told_with_its_interval(runs, said):
+  assert pairs.gain('m', runs) == said
 
 
 def _tuned(folder: pathlib.Path, accuracies: dict[tuple[str, float], float],
