@@ -37,7 +37,7 @@ class Run:
     round: rounds done.
     metrics: by name, float64[evaluations] of what was measured; with `round`,
       and `seed` if there are several. `pandas.DataFrame` takes it.
-    class_metrics: the same for metrics with one number for each class,
+    class_metrics: the same for metrics with one number for each class, each
       float64[evaluations, C].
     states: the State of each seed; in most methods its `server.model` holds the
       model's variables, params and stats. With client_memory='disk' it reads

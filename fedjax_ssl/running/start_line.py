@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # A cosine of a million rounds ends at 2e-12 of the rate; of longer runs nobody
 # asks where their schedule ends.
 _ZERO, _MOST_ROUNDS = 1e-12, 1_000_000
+_FEW_TO_VALIDATE = 20  # An accuracy moves in steps of over 5 points.
 
 
 def text(job: Job, done: int) -> str:
@@ -140,6 +141,14 @@ def _without_rows(job: Job) -> str:
   empty = _span(data.describe(f)['clients_without_rows']
                 for f in job.federations)
   return '' if empty == '0' else f'{empty} clients have no rows'
+
+
+def _few_to_validate(job: Job) -> str:
+  """Says that too few rows are held out to choose by; else ''."""
+  few = min(len(f.validation.labels) for f in job.federations)
+  return '' if not 0 < few < _FEW_TO_VALIDATE else (
+      f'{descriptions.count(few, "row")} to validate tell little; '
+      'validation_fraction=0 trains on them')
 
 
 def _natural(job: Job) -> str:
@@ -297,5 +306,5 @@ def _viewless(job: Job) -> str:
 
 # Each takes the job and returns a note for the line, or ''.
 NOTES: tuple[Callable[[Job], str], ...] = (
-    _unseen, _natural, _rows_left_out, _without_rows, _schedules, _attacked,
-    _few_updates, _open_bounds, _own_knobs, _viewless, _switched_off)
+    _unseen, _natural, _rows_left_out, _few_to_validate, _without_rows,
+    _schedules, _attacked, _few_updates, _open_bounds, _own_knobs, _viewless, _switched_off)

@@ -4,7 +4,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -107,7 +106,7 @@ def test_a_settings_cohort_waits_for_the_number_that_the_data_name():
 
 
 def deal(**change):
-  options = SimpleNamespace(**{
+  options = config.Config(**{
       'num_clients': 4, 'num_labeled_clients': -1, 'labels_per_class': None,
       'labeled_fraction': 0.1, 'labels_at': 'clients', 'rounds_per_task': 0,
       'min_size': None, 'alpha': 0.3, **change})

@@ -126,6 +126,15 @@ def test_ranges():
   assert start_line._span([5, 5]) == '5' and start_line._span([]) == ''
 
 
+@pytest.mark.parametrize('count, said', [
+    (0, ''), (20, ''), (1, '1 row to validate tell'), (19, '19 rows to val')])
+def test_few_rows_to_validate_are_said(count, said):
+  federation = types.SimpleNamespace(
+      validation=types.SimpleNamespace(labels=np.zeros(count)))
+  note = start_line._few_to_validate(stub(federations=[federation]))
+  assert note.startswith(said) and bool(note) == bool(said)
+
+
 def test_what_a_knob_switches_off_is_said():
   for method, said in (
       ('fixmatch(threshold=0)', 'every unlabeled row counts'),

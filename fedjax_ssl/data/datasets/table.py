@@ -11,6 +11,7 @@ from fedjax_ssl.data.datasets.files import check_spelling
 from fedjax_ssl.data.files import DataError
 
 Rows = Sequence[tuple[int, dict[str, str]]]
+_SHOWN = 8  # Names of columns in a message.
 
 
 @contextlib.contextmanager
@@ -91,6 +92,8 @@ def _rows(path: pathlib.Path, wanted: Sequence[str], more: Sequence[str]
 def _place(header: Sequence[str], name: str) -> int:
   if header.count(name) != 1:
     count = 'no' if name not in header else f'{header.count(name)} times the'
+    some = ', '.join(map(repr, header[:_SHOWN]))
     raise DataError(f'{count} column {name!r}; the first line, whose columns '
-                    f'are parted by commas, has {", ".join(map(repr, header))}')
+                    f'are parted by commas, has {some}'
+                    + (len(header) > _SHOWN) * f' and {len(header)} in all')
   return header.index(name)
