@@ -307,4 +307,5 @@ def _viewless(job: Job) -> str:
 # Each takes the job and returns a note for the line, or ''.
 NOTES: tuple[Callable[[Job], str], ...] = (
     _unseen, _natural, _rows_left_out, _few_to_validate, _without_rows,
-    _schedules, _attacked, _few_updates, _open_bounds, _own_knobs, _viewless, _switched_off)
+    _schedules, _attacked, _few_updates, _open_bounds, _own_knobs, _viewless,
+    _switched_off)
