@@ -18,8 +18,6 @@ from fedjax_ssl.core.checks import FieldError
 LARGEST_SEED = checks.LARGEST_SEED
 # The names in `core.optimizers`, which cannot be read without JAX.
 OPTIMIZERS = ('sgd', 'nesterov', 'adam', 'adamw', 'rmsprop')
-SCHEDULES = ('constant', 'cosine', 'fixmatch_cosine', 'linear', 'exponential',
-             'warmup_cosine')
 _ANY = knobs.Bound()
 
 
@@ -122,8 +120,8 @@ class Config:
   strong: str = _option(
       'ra_mc', 'Strong augmentation. auto: ra_mc, token_dropout of texts.')
   lr_schedule: str = _option(
-      'constant', 'Factor on the learning rate over the rounds: '
-      + ', '.join(SCHEDULES) + '; knobs as in "cosine(final=0.1)".')
+      'constant', 'Factor on the learning rate over the rounds, with knobs as '
+      'in "cosine(final=0.1)"; `fedjax-ssl list lr_schedules` lists them.')
   workdir: str | None = _option(
       None, 'Folder of the run; default: a new one under runs/. An old one is '
       'continued.', may_change=True, per_process=True, this_start=True)

@@ -121,7 +121,6 @@ def test_an_output_that_is_full_is_named(monkeypatch, capsys):
 
 def test_names_that_are_known_without_jax_are_the_librarys():
   assert config.OPTIMIZERS == optimizers.OPTIMIZERS
-  assert [*config.SCHEDULES] == [*optimizers.SCHEDULES]
 
 
 @pytest.mark.parametrize('name', settings.SETTINGS)
