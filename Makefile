@@ -101,7 +101,7 @@ clean:
 # The lock is known to resolve on the Pythons named here; newer ones get the
 # newest versions that the ranges of setup.py admit.
 $(VENV)/installed-%: setup.py requirements.lock | $(RUN)
-	@echo "Installing fedjax_ssl [$*] into $(VENV) ..."
+	@echo "Installing fedjax_ssl [$*] into $(VENV), a minute or two ..."
 	@extras='$*'; extras="$${extras#core}"; extras="$${extras#,}"; \
 	lock=(-c requirements.lock); \
 	$(RUN) -c 'import sys; sys.exit(sys.version_info >= (3, 14))' || lock=(); \

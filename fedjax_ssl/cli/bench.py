@@ -47,7 +47,7 @@ from fedjax_ssl.cli import arguments, bench_flags, bench_runs
 from fedjax_ssl.cli.check_methods import vouch
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import slots
-from fedjax_ssl.core import checks, disk, imports, knobs, registry
+from fedjax_ssl.core import checks, disk, imports, knobs, registry, run_files
 from fedjax_ssl.report import canvas, printing, summary
 from fedjax_ssl.running import settings
 from fedjax_ssl.training import environment, workdir
@@ -186,7 +186,7 @@ class _Bench:
       if placed is None or not code:
         continue
       for file in self._out.glob(
-          f'{self._bed.name}__{entry.name}__*/config.json'):
+          f'{self._bed.name}__{entry.name}__*/{run_files.CONFIG}'):
         flags = cells_lib.config_of(file.parent, 'flags')
         if not flags:
           continue  # Damaged: it is refused when its turn comes.
@@ -252,7 +252,8 @@ class _Bench:
     found: dict[str, tuple[str, str]] = {}
     for name, record in self._kept().items():
       tables.check_data(self._table, name, record.data.values(), found)
-    for file in self._out.glob(f'{self._bed.name}__*/config.json'):
+    for file in self._out.glob(
+        f'{self._bed.name}__*/{run_files.CONFIG}'):
       # A run whose file is damaged is refused when its turn comes.
       if digest := cells_lib.config_of(file.parent, 'facts').get('data_hash'):
         tables.check_data(file.parent, file.parent.name.split('__')[1],
@@ -327,7 +328,7 @@ class _Bench:
     known = len(self._entries) - len(rows)
     return (f'Rows: {len(rows)}. Tries: {tries}. Then the best of each row: '
             f'{finals} runs of {len(plan.SEEDS)} seeds.' + bool(known) *
-            f' Of {known} stored ones the runs that repeat them are shown.')
+            f' Shown are also the runs that repeat {known} stored rows.')
 
   def status(self) -> str:
     """Returns a line for each row: its tries, the choice, its final seeds.

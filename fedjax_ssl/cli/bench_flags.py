@@ -6,7 +6,7 @@ import json
 import pathlib
 
 from fedjax_ssl.cli.sweep import cells as cells_lib
-from fedjax_ssl.core import disk
+from fedjax_ssl.core import disk, run_files
 
 # Flags by which the runs of one bed differ, or that fit none of them.
 OWN = ('method', 'learning_rate', 'labels', 'seed', 'seeds', 'workdir',
@@ -37,7 +37,7 @@ def given(out: pathlib.Path, flags: tuple[str, ...], *, looking: bool
   if looking and not flags:
     return found
   # A run that has begun and is not there yet has a lock.
-  if found != flags and (any(out.glob('*/config.json'))
+  if found != flags and (any(out.glob(f'*/{run_files.CONFIG}'))
                          or cells_lib.any_is_held(out)):
     raise ValueError(f'--out={out} holds runs with '
                      f'{" ".join(found) or "no flags"} behind --; give the '

@@ -7,6 +7,7 @@ import pathlib
 from fedjax_ssl.bench import plan, records, standing
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid
+from fedjax_ssl.core import run_files
 
 
 class Runs:
@@ -29,7 +30,8 @@ class Runs:
   def names(self) -> set[str]:
     """Returns the rows that have runs in the folder, by name."""
     return {file.parent.name.split('__')[1]
-            for file in self._out.glob(f'{self._bed.name}__*/config.json')}
+            for file in self._out.glob(
+                f'{self._bed.name}__*/{run_files.CONFIG}')}
 
   def cell(self, run: plan.Run) -> grid.Cell:
     """Returns a run as a cell of a sweep."""

@@ -77,7 +77,7 @@ def _parser() -> arguments.Parser:
                       'to show in the table too, as in macro_recall,auc')
   parser.add_argument('--reference', default='', help='row that the others are '
                       'compared with; default: fedavg with few labels, else '
-                      'the best')
+                      'the first with few labels')
   parser.add_argument('--title', default='Report', help='above everything')
   parser.add_argument('--watch', nargs='?', type=_seconds, const=_EVERY,
                       metavar='SECONDS', help='write the report anew every so '

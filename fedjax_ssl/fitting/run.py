@@ -33,7 +33,7 @@ class Run:
 
   Attributes:
     name: of the method, with its knobs.
-    options: all that it was told, as `config.json` has it.
+    options: all that it was told; `config.json` has what it was trained with.
     round: rounds done.
     metrics: by name, float64[evaluations] of what was measured; with `round`,
       and `seed` if there are several. `pandas.DataFrame` takes it.

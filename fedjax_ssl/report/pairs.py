@@ -12,6 +12,7 @@ from fedjax_ssl.core import bounds, checks, registry
 from fedjax_ssl.report import names, stored_runs, summary, verdict
 
 _LEVEL = 0.95
+_LEAST_GAP = 1.0  # Points; a share of a smaller one tells nothing.
 
 
 class Pair(NamedTuple):
@@ -94,20 +95,23 @@ def gain(name: str, runs: summary.Runs) -> str:
     One sentence; '' without the lower bound, without a final accuracy of each
     seed, or if the run trains on labels only itself.
   """
-  ends = {one: np.array([summary.column(rows, 'accuracy')[-1]
-                         for rows in seeds]) for one, seeds in runs.items()}
-  few, whole = (ends.get(bounds.NAMES[labels]) for labels in ('few', 'all'))
-  mine = ends[name]
-  if few is None or np.isnan([mine, few]).any() or (mine == few).all():
+  few_name, all_name = (bounds.NAMES[labels] for labels in ('few', 'all'))
+  if few_name not in runs or runs[name] == runs[few_name]:
     return ''
-  found = interval([*(100 * (mine - few))])
-  text = f'{name} is {found.mean:+.1f} points from labels only'
+  ends = {one: 100 * np.array([summary.column(rows, 'accuracy')[-1]
+                               for rows in seeds])
+          for one, seeds in runs.items()}
+  mine, few = ends[name], ends[few_name]
+  found = interval([*(mine - few)])
+  if found.mean is None or math.isnan(found.mean):
+    return ''
+  text = f'{name} is {found.mean:+.2f} points from labels only'
   if found.low is not None:
-    text += (f' (95 % interval {found.low:+.1f} to {found.high:+.1f}, '
+    text += (f' (95 % interval {found.low:+.2f} to {found.high:+.2f}, '
              f'{found.pairs} seeds: {found.verdict})')
-  if whole is not None and whole.mean() > few.mean():
-    share = (mine.mean() - few.mean()) / (whole.mean() - few.mean())
-    text += f', {100 * share:.0f} % of the gap to all labels'
+  gap = ends[all_name].mean() - few.mean() if all_name in ends else 0.0
+  if gap >= _LEAST_GAP:
+    text += f', {100 * found.mean / gap:.0f} % of the gap to all labels'
   return f'{text}.'
 
 

@@ -166,6 +166,7 @@ def run(job: Job, place: workdir_lib.Workdir, *, stream: TextIO | None = None
   seals = processes.once(
       lambda: checkpoints.metadata(done).get(sealed.FILES)) if saved else None
   if done < job.options.num_rounds:
+    processes.once(place.begin)
     warnings = start_line.warnings(job) if processes.is_first() else []
     if processes.is_first():
       print(start_line.text(job, done), *warnings, sep='\n', file=stream)

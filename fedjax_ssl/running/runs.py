@@ -92,7 +92,8 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
         raise
     num_validation = jobs[0].facts['federation']['num_validation']
     nominal = [job.name for job in jobs if study.is_nominal(job.spec.method)]
-    processes.once(lambda: _finish(workdir, runs, num_validation, nominal))
+    processes.once(lambda: _finish(workdir, runs, num_validation, nominal,
+                                   report=options.report))
   return [job.folder for job in jobs]
 
 
@@ -337,7 +338,8 @@ def wanted(options: Config, workdir: pathlib.Path) -> list[Planned]:
 
 
 def _finish(workdir: pathlib.Path, runs: dict[str, list[Any]],
-            num_validation: int, nominal: Collection[str]) -> None:
+            num_validation: int, nominal: Collection[str], *, report: bool
+            ) -> None:
   """Draws the curves and prints the table, which the terminal may refuse."""
   draw(workdir, runs)
   printing.say(summary.table(runs, nominal=nominal))
@@ -347,8 +349,9 @@ def _finish(workdir: pathlib.Path, runs: dict[str, list[Any]],
     printing.say(f'{few}.\n')
   if gain := pairs.gain(next(iter(runs)), runs):
     printing.say(f'{gain}\n')
-  printing.say(f'Results: {workdir}; as a page: fedjax-ssl report '
-               f'{shlex.quote(str(workdir))} --out=FOLDER')
+  printing.say(f'Results: {workdir}' + ('' if report else (
+      '; as a page: fedjax-ssl report '
+      f'{shlex.quote(str(workdir))} --out=FOLDER')))
 
 
 def draw(workdir: pathlib.Path, runs: dict[str, list[Any]]) -> None:

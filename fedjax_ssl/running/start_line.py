@@ -146,9 +146,11 @@ def _without_rows(job: Job) -> str:
 def _few_to_validate(job: Job) -> str:
   """Says that too few rows are held out to choose by; else ''."""
   few = min(len(f.validation.labels) for f in job.federations)
-  return '' if not 0 < few < _FEW_TO_VALIDATE else (
-      f'{descriptions.count(few, "row")} to validate tell little; '
-      'validation_fraction=0 trains on them')
+  if not 0 < few < _FEW_TO_VALIDATE:
+    return ''
+  dealt = job.partitions[0].validation.any() and not job.options.partition_file
+  return f'{descriptions.count(few, "row")} to validate tell little' + (
+      '; with validation_fraction=0 a new run trains on them' if dealt else '')
 
 
 def _natural(job: Job) -> str:

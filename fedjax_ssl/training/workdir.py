@@ -19,9 +19,10 @@ ends, so the file that stays behind means nothing.
 """
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 import contextlib
 import errno
+import functools
 import json
 import os
 import pathlib
@@ -64,10 +65,20 @@ class Workdir:
     path: the folder, absolute.
   """
 
-  def __init__(self, path: pathlib.Path, lock: int | None):
-    """Is called by `open_workdir`."""
+  def __init__(self, path: pathlib.Path, lock: int | None,
+               note: Callable[[], None] | None):
+    """Is called by `open_workdir`; `note` is what `begin` is to do."""
     self.path = path
-    self._lock = lock
+    self._lock, self._note = lock, note
+
+  def begin(self) -> None:
+    """Notes that a round will be trained by this start.
+
+    A start that only reads a finished run leaves its folder as it is.
+    """
+    if self._note is not None:
+      self._note()
+      self._note = None
 
   def close(self) -> None:
     """Frees the lock."""
@@ -116,13 +127,14 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
   """
   folder = pathlib.Path(path).absolute()
   lock: int | None = None
+  note: Callable[[], None] | None = None
 
   def start() -> None:
-    nonlocal lock
+    nonlocal lock, note
     try:
       lock = _take(folder, str(path))
-      _settle(folder, _plain(config), allow, _plain(facts or {}),
-              _plain(origin or {}))
+      note = _settle(folder, _plain(config), allow, _plain(facts or {}),
+                     _plain(origin or {}))
       _sign(lock)
       disk.remove_partials(folder)
     except BaseException as error:
@@ -137,7 +149,7 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
       raise
 
   processes.once(start)
-  return Workdir(folder, lock)
+  return Workdir(folder, lock, note)
 
 
 def check_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
@@ -255,21 +267,45 @@ def _sign(lock: int) -> None:
 
 def _settle(folder: pathlib.Path, flags: dict[str, Any],
             allow: Collection[str], facts: dict[str, Any],
-            origin: dict[str, Any]) -> None:
-  """Writes the configuration if it is new; else compares it."""
+            origin: dict[str, Any]) -> Callable[[], None] | None:
+  """Writes the configuration if it is new; else compares it.
+
+  Returns:
+    What writes that flags or machine have changed, if all steps seem to be
+    there; it is to be called if a round is trained all the same, as where the
+    newest step is damaged. None if that is written.
+  """
   now = environment.describe()
   if not holds_run(folder):
     disk.replace(folder / CONFIG, _text(
         {'flags': flags, 'facts': facts, 'origin': origin,
          'environment': now, 'restarts': []}))
-    return
+    return None
   stored = {'origin': origin, **read_config(folder)}
   changes = _compare(folder, stored, flags, allow)
   merged = _merged(folder, stored['facts'], facts)
+  note = functools.partial(_note, folder, stored, flags, changes, merged, now)
   done = max(manifest.rounds(folder / sealed.STEPS), default=0)
   if done >= flags.get('num_rounds', done + 1) and changes.keys().isdisjoint(
       ('bounds', 'num_rounds')):
-    return  # The run is finished, and this start only reads it.
+    return note
+  note()
+  return None
+
+
+def _note(folder: pathlib.Path, stored: dict[str, Any], flags: dict[str, Any],
+          changes: changes_lib.Changes, facts: dict[str, Any],
+          now: dict[str, Any]) -> None:
+  """Writes the flags and the machine of a later start.
+
+  Args:
+    folder: of the run.
+    stored: its configuration.
+    flags: those of this start.
+    changes: of flags.
+    facts: old and new ones.
+    now: the environment.
+  """
   before = stored['environment']
   for restart in stored['restarts']:
     before = before | restart['environment']
@@ -279,7 +315,7 @@ def _settle(folder: pathlib.Path, flags: dict[str, Any],
     logging.warning(
         'The run in %s continues elsewhere: %s. Equal bits are promised for '
         'equal versions and machines only.', folder, changes_lib.listed(moved))
-  stored |= {'flags': flags, 'facts': merged}
+  stored |= {'flags': flags, 'facts': facts}
   if changes or differs:
     stored['restarts'] = [*stored['restarts'], {
         'flags': {k: new for k, (_, new) in changes.items()},

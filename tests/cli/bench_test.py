@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shlex
 import shutil
 
 import pytest
@@ -135,7 +136,11 @@ def test_stored_rows_are_not_run_again(bench, out, tmp_path):
     assert line.split()[-2] == 'rate'
   _, said, errors = bench('clients', 'fixmatch', stored, '--dry_run', *CHANGED)
   assert len(said.splitlines()) == said.count('--seeds=0,1,2') == 6
-  assert errors.startswith('Rows: 0.') and 'Of 3 stored ones the' in errors
+  assert errors.startswith('Rows: 0.') and 'repeat 3 stored rows' in errors
+  commands = [*map(shlex.split, said.splitlines())]
+  for row in json.loads(pathlib.Path(file).read_text())['rows']['mild']:
+    assert any({f'--method={row["method"]}', '--learning_rate='
+                f'{row["learning_rate"]}'} <= {*words} for words in commands)
   assert bench('clients', stored, 'fedprox', *CHANGED)[0] == 0
   assert {name.split('__')[1] for name in started(out)} == {'fedprox'}
   assert without_origin(out) == whole

@@ -126,13 +126,18 @@ def test_ranges():
   assert start_line._span([5, 5]) == '5' and start_line._span([]) == ''
 
 
-@pytest.mark.parametrize('count, said', [
-    (0, ''), (20, ''), (1, '1 row to validate tell'), (19, '19 rows to val')])
-def test_few_rows_to_validate_are_said(count, said):
-  federation = types.SimpleNamespace(
-      validation=types.SimpleNamespace(labels=np.zeros(count)))
-  note = start_line._few_to_validate(stub(federations=[federation]))
-  assert note.startswith(said) and bool(note) == bool(said)
+@pytest.mark.parametrize('count, dealt, file, said', [
+    (0, False, None, ''), (20, True, None, ''),
+    (1, True, None, '1 row to validate tell little; with validation_fraction=0 '
+     'a new run trains on them'),
+    # An option moves no rows that the data, or a file, hold out.
+    (19, False, None, '19 rows to validate tell little'),
+    (19, True, 'x.npz', '19 rows to validate tell little')])
+def test_few_rows_to_validate_are_said(count, dealt, file, said):
+  federation = stub(validation=stub(labels=np.zeros(count)))
+  assert start_line._few_to_validate(stub(
+      federations=[federation], options=stub(partition_file=file),
+      partitions=[stub(validation=np.array([dealt]))])) == said
 
 
 def test_what_a_knob_switches_off_is_said():

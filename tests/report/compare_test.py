@@ -278,8 +278,17 @@ def test_the_reference_has_the_same_other_flags(runs):
   assert pairs.references(runs, plan_, 'fixmatch, alpha=1') == [3] * 4
   with pytest.raises(ValueError, match='--reference=no .*fedavg, alpha=0.1'):
     pairs.references(runs, plan_, 'no')
-  without = runs[2:]  # The first one, however good it is.
-  assert pairs.references(without, stored_runs.compared(without)) == [0, 0]
+
+
+def test_without_labels_only_the_reference_is_the_first(tmp_path):
+  """It is no bound, and stays it when a better one comes."""
+  found = stored_runs.load([
+      fake.write(tmp_path / 'a', [fake.row(20, .9)], fake.config(labels='all')),
+      fake.write(tmp_path / 'b', [fake.row(20, .6)],
+                 fake.config(method='uda')),
+      fake.write(tmp_path / 'c', [fake.row(20, .8)],
+                 fake.config(method='fixmatch'))])
+  assert pairs.references(found, stored_runs.compared(found)) == [1] * 3
 
 
 def test_a_bound_and_a_run_in_doubt_are_not_the_best(tmp_path):

@@ -44,14 +44,16 @@ FEW, ALL = bounds.NAMES.values()
     # t(2) = 4.302653, deviation 1 point, over the root of 3.
     ({'m': _rows(.62, .53, .74), FEW: _rows(.6, .5, .7),
       ALL: _rows(.7, .6, .8)},
-     'm is +3.0 points from labels only (95 % interval +0.5 to +5.5, 3 seeds: '
-     'higher), 30 % of the gap to all labels.'),
+     'm is +3.00 points from labels only (95 % interval +0.52 to +5.48, 3 '
+     'seeds: higher), 30 % of the gap to all labels.'),
     ({'m': _rows(.5), FEW: _rows(.6), ALL: _rows(.7)},
-     'm is -10.0 points from labels only, -100 % of the gap to all labels.'),
-    ({'m': _rows(.5), FEW: _rows(.6), ALL: _rows(.6)},
-     'm is -10.0 points from labels only.'),
-    ({'m': _rows(.5), FEW: _rows(.6)}, 'm is -10.0 points from labels only.'),
-    ({'m': _rows(.5), FEW: _rows(.5), ALL: _rows(.6)}, ''),
+     'm is -10.00 points from labels only, -100 % of the gap to all labels.'),
+    ({'m': _rows(.5), FEW: _rows(.6), ALL: _rows(.609)},
+     'm is -10.00 points from labels only.'),
+    ({'m': _rows(.5), FEW: _rows(.6)}, 'm is -10.00 points from labels only.'),
+    ({'m': _rows(.5), FEW: _rows(.5), ALL: _rows(.6)}, ''),  # It is the bound.
+    ({'m': [[{'round': 2, 'accuracy': .5}]], FEW: _rows(.5)},
+     'm is +0.00 points from labels only.'),
     ({'m': _rows(None), FEW: _rows(.5)}, ''), ({'m': _rows(.5)}, '')])
 def test_a_gain_is_told_with_its_interval(runs, said):
   assert pairs.gain('m', runs) == said

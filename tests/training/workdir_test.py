@@ -110,6 +110,27 @@ def test_another_machine_is_noted_not_refused(tmp_path, monkeypatch, caplog):
       {'flags': {}, 'environment': {'jax': '9.9'}}]
 
 
+def test_a_finished_run_is_noted_only_if_a_round_is_trained(
+    tmp_path, monkeypatch, caplog):
+  """A round is, if the newest step turns out to be damaged."""
+  start(tmp_path)
+  (tmp_path / 'checkpoints' / '10').mkdir(parents=True)
+  now = environment.describe()
+  monkeypatch.setattr(environment, 'describe', lambda: now | {'jax': '9.9'})
+  before = snapshot(tmp_path)
+  with workdir.open_workdir(tmp_path, FLAGS | {'eval_every': 2},
+                            allow=['eval_every']) as opened:
+    assert snapshot(tmp_path) == before and not caplog.text
+    opened.begin()
+    opened.begin()
+  stored = workdir.read_config(tmp_path)
+  assert stored['flags']['eval_every'] == 2 and stored['restarts'] == [
+      {'flags': {'eval_every': 2}, 'environment': {'jax': '9.9'}}]
+  assert caplog.text.count('continues elsewhere') == 1
+  start(tmp_path, ('bounds', 'eval_every'), bounds=True, eval_every=2)
+  assert workdir.read_config(tmp_path)['flags']['bounds']
+
+
 def test_a_run_names_all_that_it_was_on(tmp_path, monkeypatch):
   first = environment.describe() | {'commit': 'a' * 40, 'devices': '2 x cpu'}
   now = first

@@ -102,7 +102,7 @@ def notes(out: pathlib.Path, cells: Sequence[grid.Cell]) -> list[str]:
     lines.append(f'{what} under the name of an earlier grid, such as '
                  f'{renamed[0].renamed} in {renamed[0].name}.')
   names = {cell.name for cell in cells}
-  others = [name for file in sorted(out.glob('*/config.json'))
+  others = [name for file in sorted(out.glob(f'*/{run_files.CONFIG}'))
             if (name := file.parent.name) not in names]
   if others:
     more = len(others) - _SHOWN

@@ -212,7 +212,8 @@ def token_dropout(*, rate: float = 0.15, flip: bool = True) -> View:
 
   def view(key: jax.Array, texts: Array) -> jax.Array:
     texts = jnp.asarray(texts)
-    if (texts.ndim, texts.dtype.kind) not in ((2, 'i'), (3, 'f')):
+    kind = jnp.integer if texts.ndim == 2 else jnp.floating
+    if texts.ndim not in (2, 3) or not jnp.issubdtype(texts.dtype, kind):
       raise ValueError('takes texts, int32[B, T] or float[B, T, E]; inputs '
                        f'here are {texts.dtype}{list(texts.shape)}.')
     kept = jax.random.uniform(key, texts.shape[:2]) >= rate

@@ -99,8 +99,8 @@ def as_array(key: str, value: Any) -> np.ndarray:
   # An array of pandas has a mask of its own, which numpy would take for one.
   if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
     if key != 'y_train' or value.dtype.kind not in 'iu':
-      raise DataError(f'{key} has masked entries; only numbers in y_train may '
-                      'be masked: such rows have no label.')
+      raise DataError(f'{key} has masked entries; only numbers of y_train may '
+                      'be masked, in rows without a label')
     return np.ma.filled(value.astype(np.int64), -1)
   try:
     made = (tokens.as_array if key.startswith(_INPUTS) else np.asarray)(value)
