@@ -283,27 +283,26 @@ def _settle(folder: pathlib.Path, flags: dict[str, Any],
     return None
   stored = {'origin': origin, **read_config(folder)}
   changes = _compare(folder, stored, flags, allow)
-  merged = _merged(folder, stored['facts'], facts)
-  note = functools.partial(_note, folder, stored, flags, changes, merged, now)
+  stored['facts'] = _merged(folder, stored['facts'], facts)
+  note = functools.partial(_note, folder, stored, flags, changes, now)
   done = max(manifest.rounds(folder / sealed.STEPS), default=0)
   if done >= flags.get('num_rounds', done + 1) and changes.keys().isdisjoint(
       ('bounds', 'num_rounds')):
+    _write(folder, stored)  # What a run of an older version lacks.
     return note
   note()
   return None
 
 
 def _note(folder: pathlib.Path, stored: dict[str, Any], flags: dict[str, Any],
-          changes: changes_lib.Changes, facts: dict[str, Any],
-          now: dict[str, Any]) -> None:
+          changes: changes_lib.Changes, now: dict[str, Any]) -> None:
   """Writes the flags and the machine of a later start.
 
   Args:
     folder: of the run.
-    stored: its configuration.
+    stored: its configuration, with the facts of this start.
     flags: those of this start.
     changes: of flags.
-    facts: old and new ones.
     now: the environment.
   """
   before = stored['environment']
@@ -315,11 +314,16 @@ def _note(folder: pathlib.Path, stored: dict[str, Any], flags: dict[str, Any],
     logging.warning(
         'The run in %s continues elsewhere: %s. Equal bits are promised for '
         'equal versions and machines only.', folder, changes_lib.listed(moved))
-  stored |= {'flags': flags, 'facts': facts}
+  stored['flags'] = flags
   if changes or differs:
     stored['restarts'] = [*stored['restarts'], {
         'flags': {k: new for k, (_, new) in changes.items()},
         'environment': differs}]
+  _write(folder, stored)
+
+
+def _write(folder: pathlib.Path, stored: dict[str, Any]) -> None:
+  """Writes the configuration, unless it is there."""
   if _text(stored) != (folder / CONFIG).read_bytes():
     disk.replace(folder / CONFIG, _text(stored))
 

@@ -67,7 +67,8 @@ def test_others_refuse_one(text):
 
 def test_a_rule_of_the_method_is_not_named_another():
   """Else a run would be called by the rule that --aggregator asks for."""
-  with pytest.raises(ValueError, match='brings a rule.*leave aggregator out'):
+  with pytest.raises(ValueError, match=(
+      'an aggregator of its own.*leave aggregator out')):
     methods.make('fedavg', toy.task(aggregator=aggregators.make('median')),
                  aggregator=nothing)
   with checks.stored():  # Runs go on that were begun so.
