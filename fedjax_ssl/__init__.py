@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # The same names, for editors and type checkers.
   from fedjax_ssl.methods import METHODS
   from fedjax_ssl.models import make as make_model
   from fedjax_ssl.models import MODELS
+  from fedjax_ssl.report.pairs import compare
   from fedjax_ssl.running.settings import register as register_setting
   from fedjax_ssl.task import make_task, TaskSpec
   from fedjax_ssl.training.loop import Observer, train
@@ -94,6 +95,7 @@ _NAMES = {
     'Update': ('core.types', 'Update'),
     'Variables': ('core.types', 'Variables'),
     'chain': ('core.rounds', 'chain'),
+    'compare': ('report.pairs', 'compare'),
     'client_pass': ('core.rounds', 'client_pass'),
     'fit': ('fitting.start', 'fit'),
     'load': ('finished', 'load'),
@@ -109,7 +111,7 @@ __all__ = [
     'Aux', 'Batch', 'Client', 'Cohort', 'Context', 'Examples', 'Federation',
     'Given', 'METHODS', 'MODELS', 'Method', 'Model', 'Observer', 'Row', 'Run',
     'Shard', 'State', 'Task', 'TaskSpec', 'Update', 'Variables', 'aggregation',
-    'bench', 'chain', 'cli', 'client_pass', 'config', 'core', 'data',
+    'bench', 'chain', 'cli', 'client_pass', 'compare', 'config', 'core', 'data',
     'finished', 'fit', 'fitting', 'load', 'losses', 'make_method', 'make_model',
     'make_task', 'methods', 'models', 'ops', 'papers', 'privacy',
     'register_setting', 'report', 'running', 'server_pass', 'sparse', 'task',

@@ -4,13 +4,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
-import io
-import json
 import os
 import pathlib
 from typing import Any, NamedTuple, NoReturn, TYPE_CHECKING, TypeVar
 import warnings
-import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +16,7 @@ import numpy as np
 from fedjax_ssl import methods
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config
-from fedjax_ssl.core import checks, disk, imports, registry, run_files
+from fedjax_ssl.core import checks, imports, registry, run_files
 from fedjax_ssl.core.types import (
   Array,
   Examples,
@@ -37,6 +34,7 @@ from fedjax_ssl.training import (
   columns,
   evaluate,
   metrics,
+  model_file,
   offloaded,
   own_code,
   runner,
@@ -248,7 +246,8 @@ class Run(NamedTuple):
       By the names that metrics of the test set have: accuracy, loss (nats),
       macro_precision, macro_recall, auc, most_predicted and largest_class,
       0 to 1 but for the loss; per_class_accuracy float64[C], NaN for a class
-      without rows.
+      without rows. And confusion int64[C, C]: how many rows of each class, by
+      line, are taken for each, by column.
 
     Raises:
       ValueError: as `predict`; for no rows, or labels of another number or
@@ -273,9 +272,13 @@ class Run(NamedTuple):
     if len(logits) != len(classes):
       raise ValueError(f'there are {len(logits)} inputs and {len(classes)} '
                        'labels.')
-    return {name: np.asarray(value, np.float64) if np.ndim(value)
-            else float(value)
-            for name, value in evaluate.scores(logits, classes).items()}
+    number = self.spec.num_classes
+    pairs = number * classes + np.asarray(logits.argmax(-1))
+    return {**{name: np.asarray(value, np.float64) if np.ndim(value)
+               else float(value)
+               for name, value in evaluate.scores(logits, classes).items()},
+            'confusion': np.bincount(pairs, minlength=number**2).reshape(
+                number, number)}
 
   def _numbers_as_words(self) -> bool:
     """Returns whether a class is called by the number of another one."""
@@ -321,15 +324,7 @@ class Run(NamedTuple):
              **({'class_names': self.class_names} if self.class_names else {}),
              **({} if self.vocabulary is None else
                 {'vocabulary': tokens.listed(self.vocabulary)})}
-    arrays: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in _named(
-        self.states[seed].server)}
-    whole = io.BytesIO()
-    np.savez(whole, about=np.array(json.dumps(about)), **arrays)
-    try:
-      disk.replace(pathlib.Path(path), whole.getvalue())
-    except OSError as error:
-      raise ValueError(f'{os.fspath(path)} cannot be written: '
-                       f'{error.strerror}.') from error
+    model_file.write(path, self.states[seed].server, about)
 
 
 def _absent(run: Run, name: str) -> NoReturn:
@@ -465,35 +460,16 @@ def _of_few_sizes(predict: Callable[..., jax.Array]
   return wide
 
 
-def _named(record: PyTree) -> list[tuple[str, Any]]:
-  """Returns the leaves of a server's record, with names."""
-  leaves, _ = jax.tree_util.tree_flatten_with_path(record)
-  return [(jax.tree_util.keystr(path, simple=True, separator='.')
-           or 'server', leaf) for path, leaf in leaves]
-
-
 def _load_file(path: str | os.PathLike[str]) -> Run:
   """Reads what `save` wrote."""
-  try:
-    with np.load(path, allow_pickle=False) as file:
-      arrays = dict(file)
-    facts = json.loads(str(arrays.pop('about')))
-    round_ = int(facts['round'])
-  except OSError as error:
-    raise ValueError(f'{os.fspath(path)}: {error.strerror or error}.') from None
-  except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile):
-    raise ValueError(f'{os.fspath(path)} holds no model that Run.save wrote.'
-                     ) from None
+  facts, arrays = model_file.read(path)
   spec, task, method, struct = _rebuilt(path, facts)
-  shapes = runner.state_shape(method, struct).server
-  wanted = _named(shapes)
-  if {name: (leaf.shape, leaf.dtype) for name, leaf in wanted} != {
-      name: (array.shape, array.dtype) for name, array in arrays.items()}:
+  server = model_file.record(
+      arrays, runner.state_shape(method, struct).server)
+  if server is None:
     raise ValueError(f'{os.fspath(path)} holds other arrays than '
                      f'{spec.method} with the model {spec.model} has.')
-  server = jax.tree.unflatten(jax.tree.structure(shapes), [
-      jnp.asarray(arrays[name]) for name, _ in wanted])
-  state = State(server, (), jnp.int32(round_))
-  return make(spec, task, method, {facts['task']['seeds'][0]: state}, round_,
-              facts, tokens.numbered(facts['vocabulary'])
+  state = State(server, (), jnp.int32(facts['round']))
+  return make(spec, task, method, {facts['task']['seeds'][0]: state},
+              facts['round'], facts, tokens.numbered(facts['vocabulary'])
               if 'vocabulary' in facts else None)

@@ -6,6 +6,7 @@ from typing import Any
 from flax import linen as nn
 import jax
 
+from fedjax_ssl.core import checks
 from fedjax_ssl.models import layers
 from fedjax_ssl.ops import pooling
 
@@ -19,19 +20,21 @@ class ResNet9(nn.Module):
 
   FedMatch (ICLR 2021, https://arxiv.org/abs/2006.12097): no bias at all, no
   normalization, variance 1 / fan-in. FedDure (AAAI 2024): biases and batch
-  normalization; He initialization is ours, as it suits every policy.
+  normalization.
 
   Attributes:
     num_classes: C.
     choices: see `layers.Choices`.
     use_bias: whether layers have biases.
     kernel_init: initializer of the convolutions.
+    last_init: initializer of the dense layer.
   """
 
   num_classes: int
   choices: layers.Choices
   use_bias: bool = True
   kernel_init: layers.Initializer = layers.HE
+  last_init: layers.Initializer = layers.LECUN
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: jax.Array | None = None,
@@ -53,14 +56,28 @@ class ResNet9(nn.Module):
     x = x + block(block(x, 512), 512)
     x = pooling.max_pool(pooling.max_pool(x))
     return layers.Dense(self.num_classes, self.choices, use_bias=self.use_bias,
-                        kernel_init=layers.LECUN)(x.reshape(x.shape[0], -1))
+                        kernel_init=self.last_init)(x.reshape(x.shape[0], -1))
 
 
-def resnet9(*, num_classes: int, choices: layers.Choices) -> nn.Module:
+def resnet9(*, num_classes: int, choices: layers.Choices, init: str = 'he'
+            ) -> nn.Module:
   """FedDure's ResNet-9: 6,575,370 parameters for 10 classes and 32x32x3.
 
   Bai et al., FedDure, AAAI 2024, https://arxiv.org/abs/2307.05358, code.
+
+  Args:
+    num_classes: C.
+    choices: see `layers.Choices`.
+    init: 'he', which suits every normalization: variance 2 / fan-in, and
+      1 / fan-in in the last layer; or 'torch', as its authors' code has it:
+      PyTorch's default, 1 / (3 fan-in) everywhere, but for biases, which are 0
+      here. Under batch normalization the smaller weights turn faster at the
+      same rate.
   """
+  checks.check('init', init, ('he', 'torch'))
+  if init == 'torch':
+    return ResNet9(num_classes, choices, kernel_init=layers.TORCH,
+                   last_init=layers.TORCH)
   return ResNet9(num_classes, choices)
 
 

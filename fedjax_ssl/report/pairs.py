@@ -1,10 +1,10 @@
 """Differences between runs of the same seeds, with their intervals."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -51,6 +51,55 @@ class Difference(NamedTuple):
       return ''
     return ('higher' if self.low > 0 else
             'lower' if self.high < 0 else 'not told apart')
+
+
+class Measured(Protocol):
+  """A run with its metrics, as `fit` and `load` return it."""
+
+  @property
+  def metrics(self) -> Mapping[str, np.ndarray]:
+    """Returns what was measured; with `seed` if there are several."""
+
+  @property
+  def states(self) -> Mapping[int, Any]:
+    """Returns the state of each seed."""
+
+
+def compare(run: Measured, reference: Measured, metric: str = 'accuracy'
+            ) -> Difference:
+  """Computes how far a run ends above another one, seed by seed.
+
+  Args:
+    run: what `fit` or `load` returns.
+    reference: another one, which has seeds in common with it.
+    metric: name of one that both have, with one number a round.
+
+  Returns:
+    The difference of the last evaluations in the metric's unit, in which 0.01
+    of an accuracy is a point, with its 95 % interval; see `interval`.
+
+  Raises:
+    ValueError: if a run has no such metric, or they have no seed in common.
+  """
+  ends = [_last(run, metric), _last(reference, metric)]
+  common = [seed for seed in ends[0] if seed in ends[1]]
+  if not common:
+    seeds = [', '.join(map(str, end)) for end in ends]
+    raise ValueError('the runs have no seed in common: one has '
+                     f'{seeds[0]}, the other {seeds[1]}.')
+  return interval([ends[0][seed] - ends[1][seed] for seed in common])
+
+
+def _last(run: Measured, metric: str) -> dict[int, float]:
+  """Returns each seed's last number of a metric."""
+  metrics = run.metrics
+  if not metrics:
+    raise ValueError('a run has no metrics: a file that `save` wrote keeps '
+                     'none; give the folder of the run.')
+  checks.check('metric', metric, [*metrics])
+  seeds = metrics.get('seed', [*run.states] * len(metrics[metric]))
+  return {int(seed): float(value)  # Rows are in the order of rounds.
+          for seed, value in zip(seeds, metrics[metric], strict=True)}
 
 
 def interval(differences: Sequence[float]) -> Difference:

@@ -59,6 +59,13 @@ def test_own_data_are_judged_as_the_test_set_was(finished, test_set, tmp_path):
   for seed, found in {
       0: run.evaluate(test_set.inputs, test_set.labels),
       1: fedjax_ssl.load(tmp_path / 'model.npz').evaluate(*test_set)}.items():
+    confusion = found.pop('confusion')
+    np.testing.assert_array_equal(
+        confusion.sum(1), np.bincount(test_set.labels, minlength=10))
+    np.testing.assert_allclose(np.diag(confusion) / confusion.sum(1),
+                               found['per_class_accuracy'], rtol=1e-6)
+    assert confusion.sum(0).max() == pytest.approx(
+        found['most_predicted'] * 360, rel=1e-6)
     assert found.keys() < rows[seed].keys() and 'loss' in found
     for name, value in found.items():
       np.testing.assert_allclose(value, rows[seed][name], rtol=1e-5, atol=1e-7,

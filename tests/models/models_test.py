@@ -1,4 +1,6 @@
 """Every network by name: size, purity, precision, clear errors."""
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -209,3 +211,15 @@ def test_bad_requests_are_named(name, choices, word):
 
 def test_every_model_has_facts():
   assert set(models.FACTS) == set(models.MODELS)
+
+
+@pytest.mark.parametrize('model, hidden, last', [
+    ('resnet9', 2, 1), ("resnet9(init='torch')", 1 / 3, 1 / 3)])
+def test_first_weights_have_the_variance_of_their_policy(model, hidden, last):
+  params = _make(model, 32, 3).init(toy.key(0)).params
+  kernels = [part['kernel'] for part in params.values() if 'kernel' in part]
+  assert len(kernels) == 9
+  for kernel in kernels:
+    wanted = last if kernel.ndim == 2 else hidden
+    assert math.prod(kernel.shape[:-1]) * kernel.var() == pytest.approx(
+        wanted, rel=.1)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -163,3 +164,38 @@ def test_only_tries_of_one_setting_are_compared(tmp_path, change, value):
       odd, config=made, seeds=odd.seeds[:value if change == 'seeds' else None])
   runs = [other if run is odd else run for run in found]
   assert [pair[:2] for pair in pairs.at_their_best(runs)] == [(2, 0)]
+
+
+class _Run(NamedTuple):
+  metrics: dict[str, np.ndarray]
+  states: dict[int, None]
+
+
+def _run(*seeds, rise=0.0, name='accuracy'):
+  """Makes a run of two evaluations; a seed's last is seed / 10 + rise."""
+  ends = np.array(seeds) / 10
+  rows = {'round': np.repeat([1, 2], len(seeds)),
+          name: np.concatenate([ends * 0, ends + rise * (1 + ends)])}
+  if len(seeds) > 1:
+    rows['seed'] = np.tile(seeds, 2)
+  return _Run(rows, dict.fromkeys(seeds))
+
+
+def test_runs_are_compared_seed_by_seed():
+  # Of seeds 1 and 2: .1 * 1.1 and .1 * 1.2, in an order of their own.
+  found = pairs.compare(_run(2, 1, 5, rise=.1), _run(1, 2, 3))
+  assert found.pairs == 2
+  assert found.mean == pytest.approx(.115)
+  assert found.high == pytest.approx(.115 + 12.706205 * .005)
+  one = pairs.compare(_run(1, rise=.1, name='loss'), _run(1, 2, name='loss'),
+                      metric='loss')
+  assert one.mean == pytest.approx(.11) and one[1:] == (None, None, 1)
+
+
+@pytest.mark.parametrize('run, metric, said', [
+    (_run(0), 'accuracy', 'no seed in common: one has 0, the other 1, 2'),
+    (_run(1), 'acuracy', "'acuracy' is unknown. Did you mean 'accuracy'"),
+    (_Run({}, {1: None}), 'accuracy', 'give the folder')])
+def test_runs_that_cannot_be_compared_are_told(run, metric, said):
+  with pytest.raises(ValueError, match=said):
+    pairs.compare(run, _run(1, 2), metric)
