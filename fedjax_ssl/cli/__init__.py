@@ -55,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _train(words)
   try:
     module = importlib.import_module(f'{__name__}.{_COMMANDS[command][0]}')
+  except OSError as error:  # Matplotlib's, which finds no room for its cache.
+    from fedjax_ssl.cli import arguments
+    return arguments.refuse(error)
+  try:
     return module.main(words)
   except KeyboardInterrupt:  # Those that train have handlers of their own.
     if argv is not None:

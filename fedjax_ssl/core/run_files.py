@@ -13,6 +13,7 @@ from typing import Any
 CONFIG = 'config.json'
 FLAGFILE = 'run.flags'  # All flags of the run, for --flagfile.
 ROWS = 'metrics.jsonl'  # What is measured, a row a line.
+_PARTITION = 'partition_'  # A seed follows.
 
 
 def holds_run(path: str | os.PathLike[str] | None) -> bool:
@@ -20,9 +21,18 @@ def holds_run(path: str | os.PathLike[str] | None) -> bool:
   return bool(path) and (pathlib.Path(path or '') / CONFIG).exists()
 
 
+def check_free(path: pathlib.Path) -> None:
+  """Raises ValueError for a file by which the run of its folder goes on."""
+  if holds_run(path.parent) and (
+      path.name in (CONFIG, FLAGFILE, ROWS)
+      or path.match(f'{_PARTITION}*.npz')):
+    raise ValueError(f'{path} belongs to the run in its folder; choose another '
+                     'name.')
+
+
 def partition(folder: pathlib.Path, seed: int) -> pathlib.Path:
   """Returns the file that says who owns which row."""
-  return folder / f'partition_{seed}.npz'
+  return folder / f'{_PARTITION}{seed}.npz'
 
 
 def parsed(data: bytes | bytearray

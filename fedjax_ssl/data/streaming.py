@@ -11,13 +11,16 @@ def deal_tasks(rng: np.random.Generator, labels: np.ndarray,
                owner: np.ndarray, *, num_tasks: int) -> np.ndarray:
   """Cuts each client's rows in T tasks whose class mix drifts.
 
-  The paper states only that each of 10 clients meets its images in 10 tasks,
-  class-wise non-IID. Here the class mix of a client moves from row to row of
-  `partition.bimb_rows`. On client k a row of class c gets the time (c - k - d +
-  u) mod C, with u uniform in [0, 1) and d drawn from row 0 of that table. The
-  client's rows, sorted by time, are cut in T parts whose sizes differ by one at
-  most. With T = C and equal classes, task t of client k then has on average the
-  class mix of row (k + t) mod C.
+  The paper deals unlabeled images to its 10 clients class-wise non-IID, by a
+  picture without numbers, and cuts each client's in 10 tasks. Here it is the
+  tasks that differ; over all of them a client's classes even out.
+
+  The class mix of a client moves from row to row of `partition.bimb_rows`. On
+  client k a row of class c gets the time (c - k - d + u) mod C, with u uniform
+  in [0, 1) and d drawn from row 0 of that table. The client's rows, sorted by
+  time, are cut in T parts whose sizes differ by one at most. With T = C and
+  equal classes, task t of client k then has on average the class mix of row
+  (k + t) mod C.
 
   Args:
     rng: host generator.

@@ -26,9 +26,28 @@ LECUN: Initializer = nn.initializers.lecun_normal()
 TORCH: Initializer = nn.initializers.variance_scaling(
     1 / 3, 'fan_in', 'uniform')
 
+INITS = ('he', 'torch')
+
 _EPSILON = 1e-5
 _MOMENTUM = .1
 _GROUPS = 32
+
+
+def initializers(init: str, hidden: Initializer = HE
+                 ) -> tuple[Initializer, Initializer]:
+  """Returns the initializers of a network's layers and of its last one.
+
+  Args:
+    init: 'he' is `hidden`, and `LECUN` in the last layer; 'torch' is `TORCH`
+      everywhere. Biases are 0 with both.
+    hidden: He initialization of either kind.
+
+  Raises:
+    ValueError: for another word.
+  """
+  if checks.check('init', init, INITS) == 'torch':
+    return TORCH, TORCH
+  return hidden, LECUN
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,8 +3,9 @@
 Convolutions have no bias and start from a normal distribution of variance
 2 / fan-out (He et al.; SAGE's ResNet-8 too). The last layer's have variance
 1 / fan-in, and its bias is 0; PyTorch's default, which SAGE has, is a third of
-that, and a bias as large. Strided convolutions have padding 'SAME', so their
-windows lie half a pixel off PyTorch's.
+that, and a bias as large. ResNet-18, -34 and -50 may start as PyTorch does, as
+in FedLabel's code: see `layers.initializers`. Strided convolutions have padding
+'SAME', so their windows lie half a pixel off PyTorch's.
 """
 from __future__ import annotations
 
@@ -24,12 +25,14 @@ class _Block(nn.Module):
     choices: see `layers.Choices`.
     stride: of the first 3x3 convolution and of the shortcut.
     bottleneck: whether the block is a bottleneck.
+    kernel_init: initializer of the convolutions.
   """
 
   features: int
   choices: layers.Choices
   stride: int = 1
   bottleneck: bool = False
+  kernel_init: layers.Initializer = layers.HE_FAN_OUT
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: jax.Array | None, train: bool
@@ -38,7 +41,7 @@ class _Block(nn.Module):
     def conv(x: jax.Array, features: int, kernel: int, stride: int = 1
              ) -> jax.Array:
       x = layers.Conv(features, self.choices, kernel=kernel, stride=stride,
-                      use_bias=False, kernel_init=layers.HE_FAN_OUT)(x)
+                      use_bias=False, kernel_init=self.kernel_init)(x)
       return layers.Norm(self.choices)(x, mask, train)
 
     if self.bottleneck:
@@ -69,6 +72,8 @@ class ResNet(nn.Module):
       only the first.
     width: channels of the stem and of the first stage.
     stride: of the stem, whose windows grow with it.
+    kernel_init: initializer of the convolutions.
+    last_init: initializer of the last layer.
   """
 
   num_classes: int
@@ -78,6 +83,8 @@ class ResNet(nn.Module):
   head: tuple[int, ...] = ()
   width: int = 64
   stride: int = 1
+  kernel_init: layers.Initializer = layers.HE_FAN_OUT
+  last_init: layers.Initializer = layers.LECUN
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: jax.Array | None = None,
@@ -85,19 +92,19 @@ class ResNet(nn.Module):
     """float[B, H, W, I] -> logits [B, C]."""
     x = layers.Conv(self.width, self.choices,
                     kernel=max(3, 2 * self.stride - 1), stride=self.stride,
-                    use_bias=False, kernel_init=layers.HE_FAN_OUT)(x)
+                    use_bias=False, kernel_init=self.kernel_init)(x)
     x = pooling.relu(layers.Norm(self.choices)(x, mask, train))
     for stage, count in enumerate(self.blocks):
       for block in range(count):
         stride = 2 if stage and not block else 1
         x = _Block(self.width * 2**stage, self.choices, stride,
-                   self.bottleneck)(x, mask, train)
+                   self.bottleneck, self.kernel_init)(x, mask, train)
     x = pooling.mean_pool(x)
     for i, width in enumerate(self.head):
       x = layers.Dense(width, self.choices)(x)
       x = x if i else pooling.relu(x)
     return layers.Dense(self.num_classes, self.choices,
-                        kernel_init=layers.LECUN)(x)
+                        kernel_init=self.last_init)(x)
 
 
 class WideResNet(nn.Module):
@@ -164,12 +171,25 @@ def resnet8(*, num_classes: int, choices: layers.Choices, width: int = 64,
   return ResNet(num_classes, choices, (1, 1, 1), width=width, stride=stride)
 
 
-def resnet18(*, num_classes: int, choices: layers.Choices) -> nn.Module:
+def _resnet(num_classes: int, choices: layers.Choices, init: str,
+            blocks: tuple[int, ...], bottleneck: bool = False) -> nn.Module:
+  hidden, last = layers.initializers(init, layers.HE_FAN_OUT)
+  return ResNet(num_classes, choices, blocks, bottleneck, kernel_init=hidden,
+                last_init=last)
+
+
+def resnet18(*, num_classes: int, choices: layers.Choices, init: str = 'he'
+             ) -> nn.Module:
   """ResNet-18: 11,173,962 parameters for 10 classes.
 
   He et al., ResNet, CVPR 2016, https://arxiv.org/abs/1512.03385.
+
+  Args:
+    num_classes: C.
+    choices: see `layers.Choices`.
+    init: 'he' or 'torch', see `layers.initializers`.
   """
-  return ResNet(num_classes, choices, (2, 2, 2, 2))
+  return _resnet(num_classes, choices, init, (2, 2, 2, 2))
 
 
 def resnet18_rscfed(*, num_classes: int, choices: layers.Choices) -> nn.Module:
@@ -182,20 +202,32 @@ def resnet18_rscfed(*, num_classes: int, choices: layers.Choices) -> nn.Module:
   return ResNet(num_classes, choices, (2, 2, 2, 2), head=(512, 256))
 
 
-def resnet34(*, num_classes: int, choices: layers.Choices) -> nn.Module:
+def resnet34(*, num_classes: int, choices: layers.Choices, init: str = 'he'
+             ) -> nn.Module:
   """ResNet-34: 21,282,122 parameters for 10 classes.
 
   He et al., ResNet, CVPR 2016, https://arxiv.org/abs/1512.03385.
+
+  Args:
+    num_classes: C.
+    choices: see `layers.Choices`.
+    init: 'he' or 'torch', see `layers.initializers`.
   """
-  return ResNet(num_classes, choices, (3, 4, 6, 3))
+  return _resnet(num_classes, choices, init, (3, 4, 6, 3))
 
 
-def resnet50(*, num_classes: int, choices: layers.Choices) -> nn.Module:
+def resnet50(*, num_classes: int, choices: layers.Choices, init: str = 'he'
+             ) -> nn.Module:
   """ResNet-50, of bottleneck blocks: 23,520,842 parameters for 10 classes.
 
   He et al., ResNet, CVPR 2016, https://arxiv.org/abs/1512.03385.
+
+  Args:
+    num_classes: C.
+    choices: see `layers.Choices`.
+    init: 'he' or 'torch', see `layers.initializers`.
   """
-  return ResNet(num_classes, choices, (3, 4, 6, 3), bottleneck=True)
+  return _resnet(num_classes, choices, init, (3, 4, 6, 3), bottleneck=True)
 
 
 def wrn28_2(*, num_classes: int, choices: layers.Choices) -> nn.Module:

@@ -6,7 +6,6 @@ from typing import Any
 from flax import linen as nn
 import jax
 
-from fedjax_ssl.core import checks
 from fedjax_ssl.models import layers
 from fedjax_ssl.ops import pooling
 
@@ -74,11 +73,8 @@ def resnet9(*, num_classes: int, choices: layers.Choices, init: str = 'he'
       here. Under batch normalization the smaller weights turn faster at the
       same rate.
   """
-  checks.check('init', init, ('he', 'torch'))
-  if init == 'torch':
-    return ResNet9(num_classes, choices, kernel_init=layers.TORCH,
-                   last_init=layers.TORCH)
-  return ResNet9(num_classes, choices)
+  hidden, last = layers.initializers(init)
+  return ResNet9(num_classes, choices, kernel_init=hidden, last_init=last)
 
 
 def resnet9_fedmatch(*, num_classes: int, choices: layers.Choices

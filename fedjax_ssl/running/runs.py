@@ -364,7 +364,10 @@ def draw(workdir: pathlib.Path, runs: dict[str, list[Any]]) -> None:
   Raises:
     ValueError: if the file cannot be written.
   """
-  canvas.write(summary.curves(runs), workdir / 'curves.png')
+  try:
+    canvas.write(summary.curves(runs), workdir / 'curves.png')
+  except OSError as error:  # Matplotlib's, which finds no room for its cache.
+    processes.note(f'curves.png is not drawn: {" ".join(str(error).split())}')
 
 
 def _new_workdir(name: str) -> str:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.core import disk
+from fedjax_ssl.core import disk, run_files
 from fedjax_ssl.core.types import PyTree
 
 
@@ -27,8 +27,9 @@ def write(path: str | os.PathLike[str], record: PyTree,
     about: what JSON can hold; with `round`, those done.
 
   Raises:
-    ValueError: if the file cannot be written.
+    ValueError: if the file cannot be written, or belongs to a run.
   """
+  run_files.check_free(pathlib.Path(path))
   arrays: dict[str, Any] = {
       name: np.asarray(leaf) for name, leaf in _named(record).items()}
   whole = io.BytesIO()

@@ -24,6 +24,7 @@ import contextlib
 import errno
 import functools
 import json
+import math
 import os
 import pathlib
 import shlex
@@ -228,6 +229,8 @@ def stored_config(path: str | os.PathLike[str] | None) -> dict[str, Any]:
 
 def _take(folder: pathlib.Path, asked: str) -> int:
   """Creates and locks the folder; returns the descriptor of the lock."""
+  if not _is_text(asked):  # As checkpoints are refused, at their first save.
+    raise WorkdirError(f'workdir={asked!r} is not UTF-8; choose another name.')
   if '://' in asked:
     raise WorkdirError(f'workdir={asked!r} is no local folder; mount it first.')
   traces = [t for t in _TRACES if (folder / t).exists()]
@@ -257,6 +260,15 @@ def _take(folder: pathlib.Path, asked: str) -> int:
     os.close(lock)
     raise
   return lock
+
+
+def _is_text(path: str) -> bool:
+  """Returns whether the bytes of a name are those of a text."""
+  try:
+    path.encode()
+  except UnicodeEncodeError:
+    return False
+  return True
 
 
 def _sign(lock: int) -> None:
@@ -368,14 +380,24 @@ def _way_on(folder: pathlib.Path, refused: changes_lib.Changes,
 
 def _merged(folder: pathlib.Path, known: Mapping[str, Any],
             new: Mapping[str, Any]) -> dict[str, Any]:
-  """All facts; those known already must be equal."""
+  """All facts; those known already must be equal, up to rounding."""
   changes = changes_lib.between(
       changes_lib.flat({k: v for k, v in known.items() if k in new}),
       changes_lib.flat({k: v for k, v in new.items() if k in known}))
-  if changes:
+  if any(not _alike(old, now) for old, now in changes.values()):
     raise WorkdirError(f'{folder} holds a run on other data: '
                        f'{changes_lib.listed(changes)}.')
-  return {**known, **new}
+  return {**new, **known}
+
+
+def _alike(old: Any, new: Any) -> bool:
+  """Returns whether numbers differ by rounding, as another machine sums."""
+  if not (isinstance(old, list) and isinstance(new, list)
+          and len(old) == len(new)):
+    return bool(old == new)
+  return all(one == other or isinstance(one, float) and isinstance(
+      other, float) and math.isclose(one, other, rel_tol=1e-12)
+      for one, other in zip(old, new, strict=True))
 
 
 def least_rounds(folder: pathlib.Path, planned: int) -> int:

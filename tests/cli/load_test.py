@@ -143,6 +143,11 @@ def test_the_model_of_a_program_is_saved_alone(finished, test_set, tmp_path):
     np.testing.assert_array_equal(np.load(again)[name], array)
   with pytest.raises(ValueError, match='seed=5'):
     run.save(file, seed=5)
+  for name in ('config.json', 'run.flags', 'metrics.jsonl', 'partition_0.npz'):
+    kept = (finished / name).read_bytes()
+    with pytest.raises(ValueError, match=f'{name} belongs to the run'):
+      run.save(finished / name)
+    assert (finished / name).read_bytes() == kept
 
 
 def test_inputs_may_lack_the_one_channel(finished, test_set):

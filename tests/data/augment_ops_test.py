@@ -110,6 +110,25 @@ def _cubuk(v, s):
       _whole(s * 150 / 331 * v / 10, 1)]
 
 
+def _solarize_add(added):
+  return lambda im: ImageOps.solarize(Image.fromarray(
+      np.clip(np.asarray(im) + added, 0, 255).astype(np.uint8)), 128)
+
+
+def _ildoonet(v, s):
+  factor = 1.8 * v / 30 + .1
+  return [
+      ImageOps.autocontrast, ImageOps.equalize, ImageOps.invert,
+      lambda im: im.rotate(s * v), _posterize(max(1, int(4 * v / 30))),
+      _solarize(256 * v / 30), _solarize_add(110 * v / 30),
+      _enhance('Color', factor), _enhance('Contrast', factor),
+      _enhance('Brightness', factor), _enhance('Sharpness', factor),
+      _warp((1, s * v * .3 / 30, 0, 0, 1, 0)),
+      _warp((1, 0, 0, s * v * .3 / 30, 1, 0)),
+      Image.Image.copy,  # As in SemiFL's.
+      _pixels(s * v * 100 / 30, 0), _pixels(s * v * 100 / 30, 1)]
+
+
 def _all_levels(pool, low, top):
   return pool._replace(low=low, tops=(top + 1,))
 
@@ -120,6 +139,7 @@ POOLS = {
     'semifl': (_all_levels(pools.semifl(2, 10), 3, 10), _semifl),
     'heart': (_all_levels(pools.heart(6, (2,)), 0, 9), _heart),
     'cubuk': (_all_levels(pools.cubuk(2, 9, 10), 0, 10), _cubuk),
+    'ildoonet': (pools.ildoonet(1, 10)._replace(low=0, tops=(31,)), _ildoonet),
 }
 
 

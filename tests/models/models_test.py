@@ -214,11 +214,12 @@ def test_every_model_has_facts():
 
 
 @pytest.mark.parametrize('model, hidden, last', [
-    ('resnet9', 2, 1), ("resnet9(init='torch')", 1 / 3, 1 / 3)])
+    ('resnet9', 2, 1), ("resnet9(init='torch')", 1 / 3, 1 / 3),
+    ("resnet18(init='torch')", 1 / 3, 1 / 3)])
 def test_first_weights_have_the_variance_of_their_policy(model, hidden, last):
   params = _make(model, 32, 3).init(toy.key(0)).params
-  kernels = [part['kernel'] for part in params.values() if 'kernel' in part]
-  assert len(kernels) == 9
+  kernels = [x for x in jax.tree.leaves(params) if x.ndim > 1]
+  assert len(kernels) in (9, 21)
   for kernel in kernels:
     wanted = last if kernel.ndim == 2 else hidden
     assert math.prod(kernel.shape[:-1]) * kernel.var() == pytest.approx(

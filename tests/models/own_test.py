@@ -73,11 +73,22 @@ class Always(nn.Module):
     return nn.Dense(self.num_classes)(x)
 
 
+class Still(nn.Module):
+  """Has another word for training, which nobody fills in."""
+
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, x, fit: bool = False):
+    x = nn.BatchNorm(use_running_average=not fit)(x.reshape(x.shape[0], -1))
+    return nn.Dense(self.num_classes)(x)
+
+
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
   monkeypatch.setattr(models, 'MODELS', type(models.MODELS)(
       'model', models.MODELS, adapt=own.builder))
-  for net in (Net, Plain, Eager, Scaled, Always):
+  for net in (Net, Plain, Eager, Scaled, Always, Still):
     assert models.register(net.__name__.lower())(net) is net
 
 
@@ -124,6 +135,13 @@ def test_dropout_draws_from_the_key_and_not_in_evaluation(text):
   assert not np.allclose(one, two)
   np.testing.assert_array_equal(model.apply(variables, rows)[0],
                                 model.apply(variables, rows)[1])
+
+
+def test_statistics_that_nothing_moves_are_told(recwarn):
+  with pytest.warns(UserWarning, match='model=still: its batch_stats stay'):
+    make('still')
+  make('net')
+  assert not recwarn.list
 
 
 def test_without_statistics_and_key_training_is_evaluation():

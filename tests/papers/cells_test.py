@@ -8,6 +8,7 @@ import pytest
 
 from fedjax_ssl import config, methods, models
 from fedjax_ssl.cli import train
+from fedjax_ssl.core import choices
 from fedjax_ssl.data import augment
 from fedjax_ssl.papers import cells
 from fedjax_ssl.running import runs, settings
@@ -127,6 +128,8 @@ def test_what_is_misspelled_has_neighbours(book):
     table.choose(['our'])
   with pytest.raises(ValueError, match="--column=Hard .*near: 'hard'"):
     table.choose([], ['Hard'])
+  with pytest.raises(ValueError, match="near: 'hard', 'hard, sent'"):
+    table.choose([], ['har'])
   with pytest.raises(ValueError, match="there are 'Base', 'Ours', 'Even'"):
     table.choose(['xyz'])
   with pytest.raises(ValueError, match="--table=won does not exist; near: 'on"):
@@ -200,7 +203,8 @@ def test_every_cell_can_be_run(paper):
         runs.check_read(settings.SETTINGS[cell.setting], told)
         assert FLAGS.cohort_size <= FLAGS.num_clients, cell.name
         assert told.all_seeds == cell.seeds() == [*range(len(cell.seeds()))]
-        assert FLAGS.model in models.MODELS and FLAGS['dataset'].present
+        choices.resolved(FLAGS.model, models.MODELS)
+        assert FLAGS['dataset'].present
         what = told.full_method, told.norm, told.labels_at
         if what not in made:
           made.add(what)

@@ -224,6 +224,15 @@ def test_costs_are_means_over_the_run_and_local_accuracy_is_the_last(tmp_path):
   assert row.endswith('| 40.50 ± 0.71 | 103 |')
 
 
+@pytest.mark.parametrize('name', ['config', 'config.json'])
+def test_the_files_of_a_run_are_not_replaced(tmp_path, name):
+  folder = pathlib.Path(_run_of(tmp_path / 'a', 'fixmatch', (.5,)))
+  before = (folder / 'config.json').read_bytes()
+  done = _call(str(folder), f'--out={folder}/{name}')
+  assert done.returncode == 2 and 'belongs to the run in its' in done.stderr
+  assert (folder / 'config.json').read_bytes() == before
+
+
 def test_only_noise_on_the_generator_alone_is_called_nominal(tmp_path):
   cells = {}
   for scope, epsilon in (('all', 7.5), ('generator', 7.5), ('open', None)):

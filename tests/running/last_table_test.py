@@ -4,7 +4,20 @@ from __future__ import annotations
 import types
 
 from fedjax_ssl import config
+from fedjax_ssl.report import canvas
 from fedjax_ssl.running import execution, runs, settings
+
+
+def test_a_run_ends_well_where_nothing_can_be_drawn(
+    monkeypatch, tmp_path, capsys):
+  def write(*_):
+    raise OSError('Matplotlib requires access to\na writable folder')
+  monkeypatch.setattr(canvas, 'write', write)
+  rows = [{'round': 1, 'accuracy': .5, 'loss': 1.}]
+  runs.draw(tmp_path, {'ours': [rows]})
+  line, = capsys.readouterr().err.splitlines()
+  assert line.endswith('curves.png is not drawn: Matplotlib requires access to '
+                       'a writable folder')
 
 
 def test_an_epsilon_that_guarantees_nothing_says_so(

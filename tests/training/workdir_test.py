@@ -163,6 +163,18 @@ def test_facts_are_recorded_once(tmp_path):
       'partition_hash': 'abc', 'classes': 10}
 
 
+def test_facts_may_differ_by_rounding_alone(tmp_path):
+  def tell(*mean):
+    workdir.open_workdir(tmp_path, FLAGS, facts={'mean': mean}).close()
+  tell(0.3058024444990244, 0.5)
+  before = snapshot(tmp_path)
+  tell(0.30580244449902444, 0.5)
+  assert snapshot(tmp_path) == before
+  for other in ((0.3058024445, 0.5), (0.3058024444990244,)):
+    with pytest.raises(workdir.WorkdirError, match='other data'):
+      tell(*other)
+
+
 def test_second_opening_in_one_process_is_refused(tmp_path):
   with workdir.open_workdir(tmp_path, FLAGS):
     before = snapshot(tmp_path)
@@ -333,6 +345,12 @@ def test_a_lock_that_is_a_folder_is_named(tmp_path):
   (tmp_path / workdir.LOCK).mkdir()
   with pytest.raises(workdir.WorkdirError, match='lock: Is a directory'):
     start(tmp_path)
+
+
+def test_a_name_that_is_no_text_is_refused_before_training(tmp_path):
+  with pytest.raises(workdir.WorkdirError, match='is not UTF-8') as caught:
+    workdir.open_workdir(os.fsdecode(os.fsencode(tmp_path) + b'/\xff'), FLAGS)
+  assert str(caught.value).isascii() and not [*tmp_path.iterdir()]
 
 
 def test_bucket_addresses_are_refused():

@@ -177,8 +177,8 @@ def ra_fedlabel(*, num_ops: int = 10, magnitude: int = 1,
 
   The paper calls (1, 10) the hyperparameters and describes ten operations of
   the 14, so the pair is (magnitude, number). The authors' code reads it the
-  other way round, one operation at level 10 of 30: give
-  `ra_cubuk(num_ops=1, magnitude=10, levels=30)`.
+  other way round, one operation at level 10 of 30, of another pool: give
+  `ra_ildoonet(num_ops=1, magnitude=10)`.
 
   Args:
     num_ops: as in `ra_cubuk`.
@@ -194,6 +194,32 @@ def ra_fedlabel(*, num_ops: int = 10, magnitude: int = 1,
                   weak=weak, flip=flip)
 
 
+@knobs.checked()
+def ra_ildoonet(*, num_ops: int = 2, magnitude: int = 10,
+                cutout: int | None = 0, square: bool = True,
+                weak: str = 'flip_crop', flip: bool = True) -> View:
+  """RandAugment of pytorch-randaugment, which FedLabel's code has.
+
+  16 operations, all at the same level, are strong on small images: at level 10
+  one keeps a single bit, and one moves an image by 33 pixels.
+
+  Args:
+    num_ops: as in `ra_cubuk`.
+    magnitude: the level, 0 to 30. At 0 color, brightness, contrast and
+      sharpness have the factor .1, and solarizing inverts all.
+    cutout: as in `ra_mc`, besides what `square` says.
+    square: whether the pool has a square of up to 40 pixels, as in FedLabel's
+      code for color images.
+    weak: the weak view that comes first; in that code it comes last.
+    flip: whether the weak view may mirror.
+
+  References:
+    https://github.com/ildoonet/pytorch-randaugment; microsoft/msrflute.
+  """
+  return strong(pools.ildoonet(num_ops, magnitude, square), cutout=cutout,
+                weak=weak, flip=flip)
+
+
 _Builder = TypeVar('_Builder', bound=Callable[..., View])
 
 STRONG: registry.Registry[Callable[..., View]] = registry.Registry('view', {
@@ -204,6 +230,7 @@ STRONG: registry.Registry[Callable[..., View]] = registry.Registry('view', {
     'ra_heart': ra_heart,
     'ra_cubuk': ra_cubuk,
     'ra_fedlabel': ra_fedlabel,
+    'ra_ildoonet': ra_ildoonet,
 }, 'fedjax_ssl.strong_views')
 
 
@@ -311,9 +338,10 @@ def apply(words: jax.Array, params: Params, table: Params,
     words = ops.warp(words, params, shape, shear)
   planes = ops.split(words, channels)
   if (table.stretch | table.equalize | (table.mask != 255)
-      | (table.threshold != 256)).any():
+      | (table.added != 0) | (table.threshold != 256)).any():
     planes = ops.recolor(planes, params,
-                         equalized=bool(table.equalize.any()))
+                         equalized=bool(table.equalize.any()),
+                         added=bool(table.added.any()))
   if (table.factor != 1).any():
     planes = ops.blend(planes, params, width)
   return ops.join(planes)

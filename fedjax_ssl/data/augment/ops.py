@@ -128,14 +128,15 @@ def _weights(d: jax.Array, shear: str) -> tuple[jax.Array, ...]:
           d + d**2 - d**3, -d**2 + d**3)
 
 
-def recolor(planes: jax.Array, params: Params, *, equalized: bool = True
-            ) -> jax.Array:
+def recolor(planes: jax.Array, params: Params, *, equalized: bool = True,
+            added: bool = True) -> jax.Array:
   """Sends each channel through its table of 256 entries.
 
   Args:
     planes: int32[B, C, P].
-    params: stretch, equalize, mask and threshold are read.
+    params: stretch, equalize, mask, added and threshold are read.
     equalized: whether any image may ask for `equalize`; it costs the most.
+    added: whether anything may be added.
 
   Returns:
     int32[B, C, P].
@@ -145,6 +146,8 @@ def recolor(planes: jax.Array, params: Params, *, equalized: bool = True
       leaf[:, None, None] for leaf in (params.stretch, params.equalize,
                                        params.mask, params.threshold))
   table = jnp.asarray(level & mask)
+  if added:
+    table = jnp.clip(table + params.added[:, None, None], 0, 255)
   table = jnp.where(table < threshold, table, 255 - table)
   low = planes.min(-1, keepdims=True)
   high = planes.max(-1, keepdims=True)

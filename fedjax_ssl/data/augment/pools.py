@@ -21,8 +21,8 @@ DEGENERATES = ('black', 'mean', 'gray', 'smooth')
 _BLENDS = {'brightness': 'black', 'contrast': 'mean', 'color': 'gray',
            'sharpness': 'smooth'}
 KINDS = (*_BLENDS, 'identity', 'autocontrast', 'equalize', 'invert',
-         'posterize', 'solarize', 'rotate', 'shear_x', 'shear_y',
-         'translate_x', 'translate_y', 'cutout')
+         'posterize', 'solarize', 'solarize_add', 'rotate', 'shear_x',
+         'shear_y', 'translate_x', 'translate_y', 'cutout')
 
 
 class Op(NamedTuple):
@@ -30,13 +30,15 @@ class Op(NamedTuple):
 
   kind: one of `KINDS`. Values: a factor (1 is the identity) for brightness,
     contrast, color, sharpness; bits kept (posterize); lowest value that is
-    inverted (solarize); degrees (rotate); pixels per pixel (shear); see `unit`
+    inverted (solarize); what is added before those from 128 on are inverted
+    (solarize_add); degrees (rotate); pixels per pixel (shear); see `unit`
     (translate); side in pixels (cutout). The others have none.
   sign: 'one' is the value itself, 'either' the value or its negative, 'about'
     1 plus or minus the value.
   unit: of a translation: 'side' is a share of the side, 'whole' the same cut
     to whole pixels, 'pixel' pixels.
   fill: gray level where a warp reads outside the image.
+  least: the value is not below it.
   """
 
   kind: str
@@ -45,6 +47,7 @@ class Op(NamedTuple):
   sign: str = 'one'
   unit: str = 'whole'
   fill: int = 0
+  least: float = -math.inf
 
 
 class Pool(NamedTuple):
@@ -87,6 +90,7 @@ class Params(NamedTuple):
   stretch: Array  # bool[R], autocontrast.
   equalize: Array  # bool[R]
   mask: Array  # int32[R], bits kept.
+  added: Array  # int32[R], to each number, before the threshold.
   threshold: Array  # int32[R], inverted from here on.
   degenerate: Array  # int32[R], index into DEGENERATES.
   factor: Array  # float32[R], of the blend.
@@ -158,6 +162,24 @@ _CUBUK = (
     Op('translate_x', 150 / 331, sign='either'),
     Op('translate_y', 150 / 331, sign='either'),
 )
+_ILDOONET = (
+    Op('autocontrast'),
+    Op('equalize'),
+    Op('invert'),
+    Op('rotate', 30, sign='either'),
+    Op('posterize', 4, least=1),
+    Op('solarize', 256),
+    Op('solarize_add', 110),
+    Op('color', 1.8, .1),
+    Op('contrast', 1.8, .1),
+    Op('brightness', 1.8, .1),
+    Op('sharpness', 1.8, .1),
+    Op('shear_x', .3, sign='either'),
+    Op('shear_y', .3, sign='either'),
+    Op('cutout', 40),
+    Op('translate_x', 100, sign='either', unit='pixel'),
+    Op('translate_y', 100, sign='either', unit='pixel'),
+)
 
 
 def fixmatch(num_ops: int, magnitude: int, probability: float) -> Pool:
@@ -196,6 +218,13 @@ def cubuk(num_ops: int, magnitude: int, levels: int) -> Pool:
       Pool(_CUBUK, num_ops, 1.0, levels, magnitude, (magnitude + 1,)))
 
 
+def ildoonet(num_ops: int, magnitude: int, square: bool = True) -> Pool:
+  """Makes 16 operations at one level of 30; without `square` there are 15."""
+  knobs.require('magnitude', magnitude, knobs.whole(0, 30))
+  ops = tuple(op for op in _ILDOONET if square or op.kind != 'cutout')
+  return _checked(Pool(ops, num_ops, 1.0, 30, magnitude, (magnitude + 1,)))
+
+
 @functools.lru_cache(maxsize=64)
 def rows(pool: Pool, height: int, width: int) -> Params:
   """Makes a row for each operation, level and sign; the identity is last.
@@ -230,8 +259,9 @@ _IDENTITY = Params(
     smooth=np.array(False), vertical=np.array(False),
     fill=np.array(0, np.int32), stretch=np.array(False),
     equalize=np.array(False), mask=np.array(255, np.int32),
-    threshold=np.array(256, np.int32), degenerate=np.array(0, np.int32),
-    factor=np.array(1, np.float32), cutout=np.array(0, np.int32))
+    added=np.array(0, np.int32), threshold=np.array(256, np.int32),
+    degenerate=np.array(0, np.int32), factor=np.array(1, np.float32),
+    cutout=np.array(0, np.int32))
 
 
 def _but(**changes: Any) -> Params:
@@ -244,7 +274,7 @@ def _but(**changes: Any) -> Params:
 def _values(op: Op, pool: Pool) -> Iterator[float]:
   """Values by level, the positive and the negative one of each."""
   for level in range(pool.low, max(pool.tops)):
-    value = op.scale * level / pool.divisor + op.bias
+    value = max(op.scale * level / pool.divisor + op.bias, op.least)
     yield 1 + value if op.sign == 'about' else value
     yield {'one': value, 'either': -value, 'about': 1 - value}[op.sign]
 
@@ -267,6 +297,8 @@ def _row(op: Op, value: float, shear: str, height: int, width: int) -> Params:
       return _but(mask=256 - (1 << 8 - int(value)))
     case 'solarize':
       return _but(threshold=math.ceil(value))
+    case 'solarize_add':
+      return _but(added=int(value), threshold=128)
     case 'cutout':
       return _but(cutout=int(value))
   smooth = op.kind.startswith('shear') and shear != 'nearest'

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import fractions
 import inspect
 import itertools
+import math
 import os
 import pathlib
 import re
@@ -425,20 +426,22 @@ _AT_ONCE = 1 << 22
 
 def moments(inputs: np.ndarray
              ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-  """Computes mean and standard deviation of each channel, exactly.
+  """Computes mean and standard deviation of each channel.
 
-  It needs little memory. The standard deviation of a channel with one value is
-  1, as images are divided by it.
+  Sums are of whole numbers, so that every machine gets the same bits, and it
+  needs little memory. The standard deviation of a channel with one value is 1,
+  as images are divided by it.
   """
-  values = np.arange(256) / 255
+  values = np.arange(256)
   means, stds = [], []
   # `bincount` makes each number eight bytes long.
   parts = np.array_split(inputs, 1 + inputs.size // _AT_ONCE)
   for channel in range(inputs.shape[-1]):
     counts = np.sum([np.bincount(part[..., channel].ravel(), minlength=256)
                      for part in parts], axis=0)
-    mean = counts @ values / counts.sum()
-    variance = counts @ (values - mean)**2 / counts.sum()
-    means.append(float(mean))
-    stds.append(float(np.sqrt(variance)) or 1.0)
+    number, first, second = (
+        int((counts * values**power).sum()) for power in range(3))
+    means.append(first / (255 * number))
+    stds.append(math.sqrt(
+        (number * second - first**2) / (255 * number)**2) or 1.0)
   return tuple(means), tuple(stds)
