@@ -49,7 +49,7 @@ LAYERS = {
     'finished': ('config', 'core', 'data.datasets', 'methods', 'task',
                  'training'),
     'testing': ('core', 'data', 'methods', 'models', 'ops', 'training'),
-    'papers': ('core.disk', 'core.flag_kinds'),
+    'papers': ('core.disk', 'core.flag_kinds', 'core.registry'),
     'report': ('core.bounds', 'core.checks', 'core.disk', 'core.flag_kinds',
                'core.flagfile_lines', 'core.imports', 'core.registry',
                'core.run_files', 'papers', 'training'),

@@ -164,7 +164,8 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
     with contextlib.suppress(ValueError):
       name, old = registry.parse(given[field] or '')
       if name in known and knob in knobs.names(known[name]):
-        words = [f'{k}={v!r}' for k, v in old.items() if k != knob]
+        words = [f'{k}={registry.literal(v)}' for k, v in old.items()
+                 if k != knob]
         call = f'{name}({", ".join([*words, f"{knob}={value}"])})'
         return f'{word} is no flag but a knob: give --{field}="{call}".'
   owners = [name for name, build in task.REGISTRIES['method'].items()

@@ -6,7 +6,7 @@ import pathlib
 import pkgutil
 
 from fedjax_ssl import config
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, registry
 
 
 def check(text: str) -> None:
@@ -19,7 +19,7 @@ def check(text: str) -> None:
     FieldError: if the name is neither of a module of `fedjax_ssl.methods` nor
       one that an installed package registers.
   """
-  name = text.partition('(')[0].strip()
+  name = registry.name_of(text)
   if not name.isidentifier():
     return
   folder = pathlib.Path(config.__file__).parent / 'methods'

@@ -79,7 +79,7 @@ class Plan(NamedTuple):
     method = cell.flag('method')
     if not method or registry.is_own(method, methods.METHODS):
       return ''
-    name = method.partition('(')[0]
+    name = registry.name_of(method)
     known = methods.METHODS  # Entry points are looked up for others alone.
     return '' if name in known or name in known.entry_points() else (
         f'method {name} does not exist yet')

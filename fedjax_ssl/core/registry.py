@@ -71,6 +71,11 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
   return node.func.id, knobs
 
 
+def name_of(text: str) -> str:
+  """Returns what stands before the knobs, of texts that `parse` refuses too."""
+  return text.partition('(')[0].strip()
+
+
 def written(name: str, knobs: Mapping[str, Any]) -> str:
   """Returns the text that `parse` splits into these."""
   words = [f'{knob}={literal(value)}' for knob, value in knobs.items()]

@@ -291,13 +291,9 @@ def _loss(task: Task, s: _Settings, model: Variables, seen: Seen, batch: Pair,
   assert known is not None and rows is not None  # Both are asked for.
   keys = jax.random.split(key)
 
-  def on_labels() -> tuple[jax.Array, PyTree]:
-    (logits,), stats = network.forward(
-        task, model, network.labeled_view(task, known, keys[0]), key=keys[0])
-    return losses.cross_entropy(logits, known.labels, known.mask)[0], stats
-
   labeled, stats = lax.cond(
-      known.mask.sum() > 0, on_labels,
+      known.mask.sum() > 0,
+      lambda: network.on_labels(task, model, known, keys[0]),
       lambda: (jnp.zeros((), jnp.result_type(float)), model.stats))
   between = model._replace(stats=stats)
   part = functools.partial(_of_unlabeled, task, s, between, seen, rows, keys[1])

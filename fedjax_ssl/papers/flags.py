@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import re
 from typing import Any, NamedTuple
 
-from fedjax_ssl.core import flag_kinds
+from fedjax_ssl.core import flag_kinds, registry
 
 _PERCENT = r'([\d.]+)(?: \+- ([\d.]+))? ?%'
 # The global model's number where a line has several.
@@ -67,10 +67,8 @@ def differences(flags: Mapping[str, Any], lines: Sequence[str],
       wanted[name] = True
   profile = wanted.pop('profile', None)
   if profile and 'method' in wanted:
-    name, _, knobs = wanted['method'].partition('(')
-    knobs = knobs.rstrip(')')
-    wanted['method'] = (f'{name}({knobs}{", " if knobs else ""}'
-                        f'profile={profile!r})')
+    name, knobs = registry.parse(wanted['method'])
+    wanted['method'] = registry.written(name, {**knobs, 'profile': profile})
   return [f'{name}={flags[name]}' for name, value in wanted.items()
           if name in flags and name not in flag_kinds.NOT_THE_CELL
           and not _equal(flags[name], value)]

@@ -287,7 +287,7 @@ def _own_knobs(job: Job) -> str:
   """Says with which knobs the setting has the method, if none are given."""
   found = settings.SETTINGS.get(job.origin.get('setting', ''))
   own = str(found.defaults.get('method', '')) if found else ''
-  if '(' not in own or job.options.method.strip() != own.partition('(')[0]:
+  if '(' not in own or job.options.method.strip() != registry.name_of(own):
     return ''
   return f'this setting has it as {own} by default'
 

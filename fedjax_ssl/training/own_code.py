@@ -31,7 +31,7 @@ def of(flags: Mapping[str, Any], setting: str = '') -> dict[str, Any]:
     setting: name of the run's setting.
   """
   texts = [flags.get(name) or '' for name in imports.TEXTS]
-  names = [str(text).partition('(')[0].strip() for text in texts]
+  names = [registry.name_of(str(text)) for text in texts]
   packages = registry.packages([*names, flags.get('dataset') or '', setting])
   found = {**imports.hashes(_places(flags)),
            **{name: _VERSION + of for name, of in packages.items()}}

@@ -33,7 +33,7 @@ from typing import Any
 
 from absl import logging
 
-from fedjax_ssl.core import checks, disk
+from fedjax_ssl.core import checks, disk, run_files
 from fedjax_ssl.core.run_files import CONFIG, FLAGFILE, holds_run, ROWS
 from fedjax_ssl.training import changes as changes_lib
 from fedjax_ssl.training import environment, processes
@@ -407,10 +407,10 @@ def least_rounds(folder: pathlib.Path, planned: int) -> int:
   one more, and not more than was planned.
   """
   done = max(manifest.rounds(folder / sealed.STEPS), default=0)
-  for line in reversed((sealed.content(folder / ROWS) or b'').splitlines()):
-    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-      row = json.loads(line)
-      if row['round'] == done and 'accuracy' in row:
+  content = sealed.content(folder / ROWS) or b''
+  for line in reversed(content.splitlines(keepends=True)):
+    for _, row in run_files.parsed(line):
+      if row and row['round'] == done and 'accuracy' in row:
         return min(planned, done)
   return min(planned, done + 1)
 

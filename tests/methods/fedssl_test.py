@@ -123,17 +123,21 @@ def test_joint_cost_is_the_sum_of_the_papers_terms():
   np.testing.assert_allclose(got, sum(terms.values()), rtol=1e-4)
 
 
-def test_discriminator_cost_is_equation_6():
+@pytest.mark.parametrize('kind', ['saturating', 'hinge'])
+def test_discriminator_cost_is_equation_6(kind):
   _, nets, made = _batch()
-  problem = _problem(condition='target')
+  problem = _problem(condition='target', generator_kind=kind)
   got = jitted(gmixup.discriminator_cost, problem)(
       nets.discriminator, nets, made)
   fake, = jitted(gmixup.generate, problem)(nets.generator, made, made.lam)
   judge = functools.partial(
       jax.jit(problem.networks.judge), nets.discriminator)
   g = losses.realism_weight(made.lam)
-  rows = -(np.log(jax.nn.sigmoid(judge(made.real, made.labels)))
-           + g * np.log(1 - jax.nn.sigmoid(judge(fake, made.target))))
+  real, made_up = judge(made.real, made.labels), judge(fake, made.target)
+  rows = (jax.nn.relu(1 - real) + g * jax.nn.relu(1 + made_up)
+          if kind == 'hinge' else
+          -(np.log(jax.nn.sigmoid(real))
+            + g * np.log(1 - jax.nn.sigmoid(made_up))))
   np.testing.assert_allclose(
       got, rows[np.flatnonzero(made.mask)].mean(), rtol=1e-4)
 

@@ -208,6 +208,6 @@ def _check_known(words: Sequence[str]) -> None:
     text = said[field] if field in named else None
     if text is None or imports.split(text):
       continue
-    name = text.partition('(')[0].strip()
+    name = registry.name_of(text)
     if name in known:
       _check_text(field, text)

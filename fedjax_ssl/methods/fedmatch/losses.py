@@ -76,10 +76,7 @@ def labeled_loss(task: Task, sigma: PyTree, psi: PyTree, stats: PyTree,
     float32[], the statistics after the batch and metrics.
   """
   model = whole(sigma, lax.stop_gradient(psi), stats)
-  (logits,), stats = network.forward(task, model,
-                                       network.labeled_view(task, batch, key),
-                                       key=key)
-  loss = losses.cross_entropy(logits, batch.labels, batch.mask)[0]
+  loss, stats = network.on_labels(task, model, batch, key)
   return weight * loss, (stats, {
       'labeled_loss': network.over_rows(loss, batch)
   })

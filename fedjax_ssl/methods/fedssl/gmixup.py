@@ -230,7 +230,9 @@ def discriminator_cost(problem: Problem, discriminator: PyTree, nets: Nets,
       discriminator, jnp.concatenate([made.real, fake]),
       jnp.concatenate([made.labels, _condition(problem, made)])), 2)
   return adversarial.discriminator_loss(
-      real, judged, made.mask, fake_weight=losses.realism_weight(made.lam))[0]
+      real, judged, made.mask, fake_weight=losses.realism_weight(made.lam),
+      kind='hinge' if problem.choices.generator_kind == 'hinge'
+      else 'logistic')[0]
 
 
 def joint_cost(problem: Problem, trained: tuple[PyTree, PyTree], nets: Nets,

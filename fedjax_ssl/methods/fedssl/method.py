@@ -210,7 +210,8 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
       near 1.
     rec_over: squared error as a 'sum' over pixels, as printed, or their
       'mean'.
-    generator_loss: 'non_saturating', or 'saturating' as printed, or 'hinge'.
+    generator_loss: 'non_saturating', or 'saturating' as printed, or 'hinge',
+      with which D has the hinge loss too.
     num_views: K weak views behind a pseudo-label, 1 to 64.
     sharpening: Z of equation 2; 1 leaves predictions as they are.
     alpha: of Beta(alpha, alpha), above 0; the paper has it in (0, 1).

@@ -53,10 +53,7 @@ def supervised(task: Task) -> LossFn:
   """Makes the cross entropy on the weakly augmented labeled rows."""
   def loss_fn(model, given, batch, key):
     del given
-    (logits,), stats = network.forward(
-        task, model, network.labeled_view(task, batch.labeled, key), key=key)
-    loss = losses.cross_entropy(logits, batch.labeled.labels,
-                                batch.labeled.mask)[0]
+    loss, stats = network.on_labels(task, model, batch.labeled, key)
     return loss, Aux(stats, {})
   return loss_fn
 

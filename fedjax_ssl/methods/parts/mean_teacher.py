@@ -19,7 +19,7 @@ from jax import lax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl import aggregation, losses
+from fedjax_ssl import aggregation
 from fedjax_ssl.core import local_training, tree
 from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
@@ -74,9 +74,7 @@ def supervised(task: Task) -> LossFn:
   """Makes the cross entropy of the labeled view."""
   def labeled_loss(model, teacher, batch, key):
     del teacher
-    (logits,), stats = network.forward(
-        task, model, network.labeled_view(task, batch, key), key=key)
-    loss = losses.cross_entropy(logits, batch.labels, batch.mask)[0]
+    loss, stats = network.on_labels(task, model, batch, key)
     return loss, Aux(stats, {'labeled_loss': network.over_rows(loss, batch)})
   return labeled_loss
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl import losses
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.local_training import Step
 from fedjax_ssl.core.types import (
@@ -166,6 +167,24 @@ def labeled_view(task: Task, batch: _Rows, key: jax.Array) -> _Rows:
   if batch is None or task.labeled_view is None:
     return weakly(task, batch, key)
   return batch._replace(inputs=task.labeled_view(key, batch.inputs))
+
+
+def on_labels(task: Task, model: Variables, batch: Batch, key: jax.Array
+              ) -> tuple[jax.Array, PyTree]:
+  """Computes the cross entropy of labeled rows, as the loss sees them.
+
+  Args:
+    task: has the network and the labeled view.
+    model: its variables.
+    batch: labeled rows.
+    key: draws the view and dropout.
+
+  Returns:
+    float32[], and the statistics after the batch.
+  """
+  (logits,), stats = forward(task, model, labeled_view(task, batch, key),
+                             key=key)
+  return losses.cross_entropy(logits, batch.labels, batch.mask)[0], stats
 
 
 def views(task: Task, batch: Pair, key: jax.Array) -> Views:
