@@ -12,10 +12,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import checks, tree
+from fedjax_ssl.core import checks, knobs, tree
 from fedjax_ssl.core.types import Number, PyTree, Shard, STREAMS, Task
 
-WEIGHTINGS = ('examples', 'uniform')
+WEIGHTINGS = knobs.WORDS['weighting'].words
 
 
 def rows_held(shard: Shard, streams: str) -> jax.Array:

@@ -76,9 +76,20 @@ class Bound(NamedTuple):
 
 
 class Word(NamedTuple):
-  """A knob that is not a number; only `needs` is checked."""
+  """A knob that is not a number.
 
-  needs: Needs
+  Attributes:
+    words: those that it may be; () is not checked, as of a switch.
+    needs: another knob without which it does nothing.
+  """
+
+  words: tuple[str, ...] = ()
+  needs: Needs | None = None
+
+
+def word(*words: str) -> Word:
+  """Returns what a knob must be one of."""
+  return Word(words)
 
 
 def at(value: float, words: str) -> Case:
@@ -167,17 +178,21 @@ BOUNDS: dict[str, Bound] = {
     'stride': whole(1, 64),
     'width': whole(1, 8192),
 }
+WORDS: dict[str, Word] = {
+    'server': word('fedavg', 'fedprox', 'local'),
+    'weighting': word('examples', 'uniform'),
+}
 
 
 def checked(profiles: Profiles | None = None, /, **own: Bound | Word
             ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-  """Decorates a builder: numbers out of bounds are refused with a ValueError.
+  """Decorates a builder: it refuses numbers out of bounds and unknown words.
 
   Args:
     profiles: what each value of its knob `profile` stands for; a knob that is
       None takes the profile's value of that name.
     **own: bounds of the builder's keyword-only parameters that differ from
-      `BOUNDS`.
+      `BOUNDS` and `WORDS`.
 
   Returns:
     The decorator. The builder keeps its name, signature and docstring.
@@ -190,9 +205,8 @@ def checked(profiles: Profiles | None = None, /, **own: Bound | Word
     if lost := sorted(set(own) - set(parameters)):
       raise TypeError(f'{function.__name__} has no knob {", ".join(lost)}.')
     bounds: dict[str, Bound | Word] = {
-        name: own.get(name) or BOUNDS[name]
-        for name, parameter in parameters.items()
-        if name in own or name in BOUNDS and _is_number(parameter)}
+        name: bound for name, parameter in parameters.items()
+        if (bound := own.get(name) or _usual(name, parameter))}
 
     @functools.wraps(function)
     def build(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -228,8 +242,8 @@ def check(field: str, text: str, registry: Mapping[str, Callable[..., Any]],
     filled: parameters that the text must not set.
 
   Raises:
-    FieldError: for an unknown name, knob or profile, a value of another type,
-      or a number out of bounds.
+    FieldError: for an unknown name, knob, word or profile, a value of another
+      type, or a number out of bounds.
   """
   try:
     function, given = chosen(field, text, registry, filled)
@@ -274,10 +288,12 @@ def names(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
           if p.kind is p.KEYWORD_ONLY and p.name not in _FILLED}
 
 
-def _is_number(parameter: inspect.Parameter) -> bool:
-  """Returns whether a knob is a number; another's of its name may be a word."""
-  words = re.findall(r'\w+', str(parameter.annotation))
-  return bool({'int', 'float'} & set(words))
+def _usual(name: str, parameter: inspect.Parameter) -> Bound | Word | None:
+  """Returns what numbers, or words, of a name are; None for other kinds."""
+  kinds = {*re.findall(r'\w+', str(parameter.annotation))}
+  if kinds & {'int', 'float'}:
+    return BOUNDS.get(name)
+  return WORDS.get(name) if kinds == {'str'} else None
 
 
 def _check(function: Callable[..., Any], bounds: Mapping[str, Bound | Word],
@@ -289,6 +305,8 @@ def _check(function: Callable[..., Any], bounds: Mapping[str, Bound | Word],
       continue
     if isinstance(bound, Bound):
       require(knob, given[knob], bound)
+    elif bound.words:
+      checks.check(knob, given[knob], bound.words)
     idle = _idle(function, bound, given)
     if idle and bound.needs is not None and bound.needs.advice:
       raise ValueError(f'{knob}={given[knob]!r} does nothing with {idle}; '

@@ -103,6 +103,7 @@ class _Settings(NamedTuple):
 
 
 @knobs.checked(_PROFILES, decay=knobs.AVERAGE,
+               form=knobs.word('soft', 'hard'),
                window=knobs.Bound(0, 10_000, whole=True),
                threshold=knobs.CONFIDENCE._replace(
                    cases=(knobs.at(0, 'every unlabeled row counts'),),
@@ -158,7 +159,6 @@ def adamatch(task: Task, *, profile: str = 'paper',
       _PROFILES, profile, threshold=threshold, decay=decay, window=window,
       form=form, strong_labeled=strong_labeled, labeled_weight=labeled_weight,
       interpolate=interpolate, ramp=ramp)
-  checks.check('form', chosen['form'], ('soft', 'hard'))
   s = _Settings(**chosen, align=align, unlabeled_weight=unlabeled_weight)
   if s.ramp:
     task.horizon(f'ramp={s.ramp}')

@@ -20,7 +20,6 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl.core import (
-  checks,
   client_weights,
   knobs,
   rounds,
@@ -66,7 +65,7 @@ _LEARNT = knobs.Needs('unlabeled', ('fixmatch',))
 
 
 @knobs.checked(
-    **private_labels.bounds(),
+    **private_labels.bounds(), unlabeled=knobs.word(*UNLABELED),
     threshold=knobs.CONFIDENCE._replace(needs=_LEARNT),
     unlabeled_weight=knobs.Bound(needs=_LEARNT, cases=(
         knobs.at(0, 'what unlabeled rows teach is off'),)),
@@ -114,7 +113,6 @@ def dpsgd(task: Task, *, epsilon: float = 8.0, delta: float = 1e-5,
     ValueError: for a number or name out of range, or a setting that privacy
       cannot have.
   """
-  checks.check('unlabeled', unlabeled, UNLABELED)
   plan = private_labels.Plan('dpsgd', epsilon, delta, clip_norm,
                              noise_multiplier, microbatch, accountant,
                              private_steps)

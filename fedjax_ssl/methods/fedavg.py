@@ -8,10 +8,12 @@ Decentralized Data, AISTATS 2017, https://arxiv.org/abs/1602.05629.
 """
 from __future__ import annotations
 
+from fedjax_ssl.core import knobs
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods.parts import averaging
 
 
+@knobs.checked()
 def fedavg(task: Task, *, weighting: str = 'examples', keep_local: bool = False,
            lr_decay: str = 'none') -> Method:
   """Minimises cross entropy on labeled rows and averages the updates.

@@ -133,7 +133,7 @@ def _softmax(logits: jax.Array, active: jax.Array) -> jax.Array:
 _WEIGHTS = {'balanced': balanced, 'softmax': softmax_weights}
 
 
-@knobs.checked(_PROFILES)
+@knobs.checked(_PROFILES, weights=knobs.word(*_WEIGHTS, 'uniform'))
 def feddb(task: Task, *, profile: str = 'paper', weights: str | None = None,
           threshold: float = 0.95, debias: bool = True,
           unlabeled_weight: float = 1.0, server_momentum: float = 0.5,
@@ -176,7 +176,6 @@ def feddb(task: Task, *, profile: str = 'paper', weights: str | None = None,
     ValueError: for an unknown choice or a number out of range.
   """
   chosen = checks.profile(_PROFILES, profile, weights=weights)['weights']
-  checks.check('weights', chosen, (*_WEIGHTS, 'uniform'))
   s = alternate.Settings(
       server_momentum=server_momentum, clip_norm=clip_norm,
       keep_momentum=keep_momentum, stats_clients=stats_clients,

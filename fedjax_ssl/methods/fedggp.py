@@ -185,7 +185,8 @@ def moved(frequencies: Array, learnt: Learnt, *, decay: float) -> jax.Array:
     top=knobs.Bound(1, 1000, whole=True, cases=(
         knobs.at(1, 'a row has no second choice'),)),
     decay=knobs.Bound(0, 1, cases=(
-        knobs.at(1, 'thresholds stay at the mean confidence'),)))
+        knobs.at(1, 'thresholds stay at the mean confidence'),)),
+    counted=knobs.word(*COUNTED))
 def fedggp(task: Task, *, profile: str = 'paper', agree: bool | None = None,
            counted: str | None = None, unlabeled_weight: float = 3.0,
            lone_weight: float = 0.1, tail_weight: float = 3.0,
@@ -220,8 +221,6 @@ def fedggp(task: Task, *, profile: str = 'paper', agree: bool | None = None,
     ValueError: for an unknown choice, or labels at the server.
   """
   chosen = checks.profile(_PROFILES, profile, agree=agree, counted=counted)
-  checks.check('counted', chosen['counted'], COUNTED)
-  checks.check('weighting', weighting, client_weights.WEIGHTINGS)
   checks.labels_at_clients(task.labels_at,
                            'those with labels train first, and count for more')
   s = _Settings(unlabeled_weight, lone_weight, tail_weight, tail_confidence,

@@ -134,7 +134,6 @@ def fedloke(task: Task, *, decay: float = 0.9, max_entropy: float = 0.1,
   """
   checks.labels_at_clients(task.labels_at,
                            'each needs labels to train a local labeler')
-  checks.check('weighting', weighting, client_weights.WEIGHTINGS)
   if ramp:
     task.horizon(f'ramp={ramp}')
   s = _Settings(decay, max_entropy, unlabeled_weight, ramp, weighting)

@@ -5,13 +5,16 @@ Sohn et al., FixMatch, NeurIPS 2020, https://arxiv.org/abs/2001.07685.
 from __future__ import annotations
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import checks, knobs
+from fedjax_ssl.core import knobs
 from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods.parts import assemble, averaging, network, objective
 
 
-@knobs.checked(weak_in_batch=knobs.Word(knobs.Needs('labeler', ('global',))))
+@knobs.checked(
+    labeler=knobs.word('local', 'global'),
+    over=knobs.word('batch', 'confident'),
+    weak_in_batch=knobs.Word(needs=knobs.Needs('labeler', ('global',))))
 def fixmatch(task: Task, *, threshold: float = 0.95,
              unlabeled_weight: float = 1.0, over: str = 'batch',
              labeler: str = 'local', weak_in_batch: bool = False,
@@ -50,8 +53,6 @@ def fixmatch(task: Task, *, threshold: float = 0.95,
   Raises:
     ValueError: for an unknown choice or a number out of range.
   """
-  checks.check('labeler', labeler, ('local', 'global'))
-  checks.check('over', over, ('batch', 'confident'))
   if labeler == 'global' and server == 'local':
     raise ValueError("labeler='global' needs a server that sends a model, not "
                      "server='local'.")

@@ -41,7 +41,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import checks, knobs, local_training, tree
+from fedjax_ssl.core import knobs, local_training, tree
 from fedjax_ssl.core.local_training import Learner, Step
 from fedjax_ssl.core.types import (
   Client,
@@ -121,7 +121,9 @@ def ascent(params: PyTree, gradient: PyTree, *, rho: float) -> PyTree:
 @knobs.checked(
     rho=knobs.Bound(cases=(
         knobs.at(0, 'what sharpness-aware consistency teaches is nothing'),)),
-    sharpness_weight=knobs.weight('sharpness-aware consistency'))
+    sharpness_weight=knobs.weight('sharpness-aware consistency'),
+    thresholds=knobs.word('client', 'fixed'),
+    weighting=knobs.word('status', 'uniform'))
 def fl2(task: Task, *, threshold: float = 0.95, thresholds: str = 'client',
         rho: float = 0.1, sharpness_weight: float = 1.0,
         unlabeled_weight: float = 1.0, weighting: str = 'status',
@@ -165,8 +167,6 @@ def fl2(task: Task, *, threshold: float = 0.95, thresholds: str = 'client',
   Raises:
     ValueError: for an unknown choice or a number out of range.
   """
-  checks.check('thresholds', thresholds, ('client', 'fixed'))
-  checks.check('weighting', weighting, ('status', 'uniform'))
   own = _Settings(threshold, thresholds, rho, sharpness_weight,
                   unlabeled_weight, weighting)
   s = alternate.Settings(

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import checks, knobs
+from fedjax_ssl.core import knobs
 from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import Federation, Method, Task
 from fedjax_ssl.methods.parts import averaging, network, objective
 
 
-@knobs.checked(threshold=knobs.CONFIDENCE._replace(cases=(
+@knobs.checked(mapping=knobs.word('convex', 'linear'),
+               threshold=knobs.CONFIDENCE._replace(cases=(
     knobs.at(0, 'every row counts'), knobs.over(1, 'every row counts')),
     advice='a probability; above 1 every row counts'))
 def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
@@ -47,7 +48,6 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
   Raises:
     ValueError: for an unknown choice or a number out of range.
   """
-  checks.check('mapping', mapping, ('convex', 'linear'))
 
   def remember(federation: Federation):
     if federation.stream is not None:

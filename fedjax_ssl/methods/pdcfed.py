@@ -182,7 +182,8 @@ def chosen_rows(weak: Array, strong: Array, seen: Seen, *,
 
 
 @knobs.checked(
-    _PROFILES, decay=knobs.AVERAGE, temperature=knobs.Bound(above=True),
+    _PROFILES, learnt=knobs.word(*LEARNT), decay=knobs.AVERAGE,
+    temperature=knobs.Bound(above=True),
     low_threshold=knobs.Bound(0, 1, cases=(
         knobs.at(1, 'the second stage is off'),)),
     least_weight=knobs.Bound(0, 1.1, cases=(
@@ -239,7 +240,6 @@ def pdcfed(task: Task, *, profile: str = 'code', learnt: str | None = None,
   labeled_clients.check_passes(task, passes)
   chosen = checks.profile(_PROFILES, profile, learnt=learnt,
                           unlabeled_weight=unlabeled_weight)
-  checks.check('learnt', chosen['learnt'], LEARNT)
   s = _Settings(threshold, low_threshold, least_weight,
                 entropy_weight=entropy_weight, temperature=temperature,
                 decay=decay, **chosen)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import checks, knobs
+from fedjax_ssl.core import knobs
 from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods.parts import assemble, averaging, network, objective
@@ -18,7 +18,7 @@ def _only(form: str, bound: knobs.Bound) -> knobs.Bound:
   return bound._replace(needs=knobs.Needs('form', (form,)))
 
 
-@knobs.checked(**{
+@knobs.checked(form=knobs.word('soft', 'hard'), **{
     **{knob: _only('soft', knobs.BOUNDS[knob])
        for knob in ('num_views', 'temperature')},
     **{knob: _only('hard', knobs.BOUNDS[knob])
@@ -58,7 +58,6 @@ def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
   Raises:
     ValueError: for an unknown form or a number out of range.
   """
-  checks.check('form', form, ('soft', 'hard'))
   soft = form == 'soft'
   if ramp and not soft:
     task.horizon(f'ramp={ramp}')

@@ -118,7 +118,7 @@ def aggregate_groups(updates: PyTree, num_examples: Array, labeled: Array, *,
 
 
 @knobs.checked(
-    _PROFILES,
+    _PROFILES, distance=knobs.word(*aggregation.DISTANCES),
     beta=knobs.Bound(infinite=True, cases=(
         knobs.at(0, 'groups are averaged as in FedAvg'),)),
     groups=knobs.whole(1, 1000),
@@ -190,7 +190,6 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
       _PROFILES, profile, beta=beta, labeled_beta=labeled_beta,
       distance=distance, labeled_multiplier=labeled_multiplier,
       unlabeled_rate=unlabeled_rate)
-  checks.check('distance', chosen['distance'], aggregation.DISTANCES)
   counts = literal and task.model.norm == 'batch'
   unlabeled_loss = _unlabeled_loss(task, unlabeled_weight, temperature)
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import checks, knobs
+from fedjax_ssl.core import knobs
 from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import Method, Ratio, Task
 from fedjax_ssl.methods.parts import assemble, averaging, network, objective
 
 
-@knobs.checked(half_gap=knobs.Bound(above=True))
+@knobs.checked(half_gap=knobs.Bound(above=True),
+               server=knobs.word('fedavg', 'fedprox'))
 def sage(task: Task, *, threshold: float = 0.95, half_gap: float = 0.05,
          unlabeled_weight: float = 1.0, server: str = 'fedavg',
          mu: float = 0.01, weighting: str = 'examples',
@@ -60,7 +61,6 @@ def sage(task: Task, *, threshold: float = 0.95, half_gap: float = 0.05,
   Raises:
     ValueError: for an unknown choice or a number out of range.
   """
-  checks.check('server', server, ('fedavg', 'fedprox'))
 
   def loss_fn(model, given, batch, key):
     target, *views = network.views(task, batch, key)

@@ -75,7 +75,6 @@ def scaffold(task: Task, *, weighting: str = 'uniform') -> Method:
   Raises:
     ValueError: for an unknown weighting, or labels at the server.
   """
-  checks.check('weighting', weighting, client_weights.WEIGHTINGS)
   checks.labels_at_clients(task.labels_at,
                            'the controls are gradients of their labels')
   return assemble.assemble(

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, losses
-from fedjax_ssl.core import checks, client_weights, knobs, tree
+from fedjax_ssl.core import client_weights, knobs, tree
 from fedjax_ssl.core.local_training import Aux, LossFn
 from fedjax_ssl.core.types import (
   Client,
@@ -83,7 +83,6 @@ def steadymatch(task: Task, *, threshold: float = 0.9,
   Raises:
     ValueError: for an unknown choice or a number out of range.
   """
-  checks.check('weighting', weighting, client_weights.WEIGHTINGS)
   client_weights.check_factor(task, labeled_client_weight)
   averages = decay > 0 and local_share < 1
   loss_fn = averaging.keeping_stats(

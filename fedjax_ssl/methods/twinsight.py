@@ -223,7 +223,8 @@ def part(variables: Variables, name: str) -> Variables:
 
 
 @knobs.checked(
-    _PROFILES, temperature=knobs.Bound(above=True),
+    _PROFILES, label_view=knobs.word(*LABEL_VIEWS),
+    divisor=knobs.word(*DIVISORS), temperature=knobs.Bound(above=True),
     unlabeled_weight=knobs.Bound(cases=(
         knobs.at(0, 'rows without labels have no pseudo-labels'),)),
     instance_weight=knobs.weight('telling rows apart'),
@@ -276,8 +277,6 @@ def twinsight(task: Task, *, profile: str = 'paper',
   chosen = checks.profile(
       _PROFILES, profile, unlabeled_weight=unlabeled_weight,
       label_view=label_view, divisor=divisor)
-  checks.check('label_view', chosen['label_view'], LABEL_VIEWS)
-  checks.check('divisor', chosen['divisor'], DIVISORS)
   s = _Settings(instance_weight, neighbourhood_weight, temperature, threshold,
                 **chosen)
   whole = dataclasses.replace(

@@ -30,7 +30,8 @@ _PROFILES: dict[str, dict[str, Any]] = {
 
 # Below this temperature a sharpened target can be 0 / 0.
 @knobs.checked(_PROFILES, threshold=knobs.STRICT,
-               temperature=knobs.Bound(1e-30))
+               temperature=knobs.Bound(1e-30),
+               tsa=knobs.word('exp', 'linear', 'log', 'none'))
 def uda(task: Task, *, profile: str = 'official',
         unlabeled_weight: float = 1.0, tsa: str | None = None,
         threshold: float | None = None, temperature: float | None = None,
@@ -88,7 +89,6 @@ def uda(task: Task, *, profile: str = 'official',
                           temperature=temperature)
   tsa, threshold, temperature = (
       chosen[k] for k in ('tsa', 'threshold', 'temperature'))
-  checks.check('tsa', tsa, ('exp', 'linear', 'log', 'none'))
   if tsa != 'none':
     task.horizon(f'tsa={tsa!r}')
 

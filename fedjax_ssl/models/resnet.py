@@ -187,7 +187,7 @@ def resnet18(*, num_classes: int, choices: layers.Choices, init: str = 'he'
   Args:
     num_classes: C.
     choices: see `layers.Choices`.
-    init: 'he' or 'torch', see `layers.initializers`.
+    init: 'he', or 'torch' as PyTorch's default, with smaller weights.
   """
   return _resnet(num_classes, choices, init, (2, 2, 2, 2))
 
@@ -211,7 +211,7 @@ def resnet34(*, num_classes: int, choices: layers.Choices, init: str = 'he'
   Args:
     num_classes: C.
     choices: see `layers.Choices`.
-    init: 'he' or 'torch', see `layers.initializers`.
+    init: 'he', or 'torch' as PyTorch's default, with smaller weights.
   """
   return _resnet(num_classes, choices, init, (3, 4, 6, 3))
 
@@ -225,7 +225,7 @@ def resnet50(*, num_classes: int, choices: layers.Choices, init: str = 'he'
   Args:
     num_classes: C.
     choices: see `layers.Choices`.
-    init: 'he' or 'torch', see `layers.initializers`.
+    init: 'he', or 'torch' as PyTorch's default, with smaller weights.
   """
   return _resnet(num_classes, choices, init, (3, 4, 6, 3), bottleneck=True)
 

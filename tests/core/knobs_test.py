@@ -70,6 +70,30 @@ def test_a_profile_is_refused_before_there_are_data():
     knobs.check('method', "rscfed(profile='pap')", methods.METHODS)
 
 
+@pytest.mark.parametrize('text, nearest', [
+    ("fixmatch(labeler='lokal')", 'local'),
+    ("fedavg(weighting='exampels')", 'examples'),
+    ("sage(server='local')", ''), ("fl2(weighting='stats')", 'status'),
+    ("rscfed(distance='global_nrm')", 'global_norm'),
+    ("dpsgd(accountant='rpd')", 'rdp')])
+def test_so_is_an_unknown_word(text, nearest):
+  meant = f' Did you mean {nearest!r}' if nearest else ' Allowed: '
+  with pytest.raises(checks.FieldError, match=f'is unknown.{meant}'):
+    knobs.check('method', text, methods.METHODS)
+  with pytest.raises(ValueError, match=f'is unknown.{meant}'):
+    methods.make(text, toy.task())
+
+
+def test_usual_words_are_of_knobs_that_take_words_alone():
+  @knobs.checked()
+  def build(*, weighting: str = 'examples', server: str | int = 3,
+            over: str = 'all'):
+    return weighting, server, over
+  assert build(server='mine', over='none') == ('examples', 'mine', 'none')
+  with pytest.raises(ValueError, match="'mine' is unknown"):
+    build(weighting='mine')
+
+
 @pytest.mark.parametrize('make, text', [
     (augment.make_strong, 'ra_mc(num_ops=100000)'),
     (augment.make_strong, 'ra_heart(tops=(1.5, 2))'),

@@ -121,8 +121,11 @@ _OWN: dict[str, knobs.Bound | knobs.Word] = {
     'virtual_rate': _only('paper', knobs.Bound(cases=(
         knobs.at(0, 'the virtual step is none'),))),
     'hidden': _only('paper', knobs.BOUNDS['hidden']),
-    **{knob: knobs.Word(knobs.Needs('profile', ('paper',)))
-       for knob in ('detach', 'fine_input', 'keep_fine')}}
+    **{knob: knobs.Word(words, knobs.Needs('profile', ('paper',)))
+       for knob, words in {'detach': (), 'fine_input': regulation.FORMS,
+                           'keep_fine': ()}.items()},
+    'regulators': knobs.word(*REGULATORS),
+    'averaged': knobs.word('no', 'last', 'all')}
 
 
 # What a knob that is None stands for.
@@ -197,11 +200,7 @@ def feddure(task: Task, *, profile: str = 'paper', regulators: str = 'both',
 
 
 def _check(task: Task, s: _Settings) -> None:
-  """Refuses choices that are unknown or exclude each other."""
-  checks.check('regulators', s.regulators, REGULATORS)
-  checks.check('averaged', s.averaged, ('no', 'last', 'all'))
-  checks.check('fine_input', s.fine_input, regulation.FORMS)
-  checks.check('weighting', s.weighting, client_weights.WEIGHTINGS)
+  """Refuses choices that exclude each other."""
   checks.labels_at_clients(task.labels_at,
                            'the regulators learn from their labels')
   if s.official and (s.regulators, s.averaged) != ('both', 'no'):

@@ -145,7 +145,11 @@ def _merge(labeled: Metrics, unlabeled: Metrics) -> Metrics:
     warmup=knobs.whole(0, 2**31 - 1),
     consistency=knobs.weight('consistency'),
     labeled_steps=knobs.whole(0, knobs.STEPS),
-    unlabeled_steps=knobs.whole(0, knobs.STEPS))
+    unlabeled_steps=knobs.whole(0, knobs.STEPS),
+    confidence=knobs.word(*CONFIDENCES), labeler=knobs.word(*LABELERS),
+    divergence=knobs.word(*DIVERGENCES), combine=knobs.word(*COMBINATIONS),
+    server=knobs.word('fedavg', 'fedprox'),
+    weighting=knobs.word('used', 'examples', 'uniform'))
 def fedlabel(task: Task, *, profile: str = 'official',
              threshold: float | None = None, consistency: float | None = None,
              confidence: str = 'variance', labeler: str = 'both',
@@ -230,12 +234,6 @@ def fedlabel(task: Task, *, profile: str = 'official',
   if warmup is None:
     warmup = labeled_clients.warmup_rounds(
         task, chosen['share'], f'the warm-up of profile={profile!r}')
-  checks.check('confidence', confidence, CONFIDENCES)
-  checks.check('labeler', labeler, LABELERS)
-  checks.check('divergence', chosen['divergence'], DIVERGENCES)
-  checks.check('combine', chosen['combine'], COMBINATIONS)
-  checks.check('server', server, ('fedavg', 'fedprox'))
-  checks.check('weighting', weighting, ('used', 'examples', 'uniform'))
   if labeled_steps == unlabeled_steps == 0:
     raise ValueError('labeled_steps=0 and unlabeled_steps=0 leave nothing to '
                      'train; give one of them 1 or more, or None.')

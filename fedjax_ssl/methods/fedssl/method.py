@@ -26,7 +26,6 @@ import optax
 
 from fedjax_ssl import aggregation
 from fedjax_ssl.core import (
-    checks,
     client_weights,
     knobs,
     local_training,
@@ -151,11 +150,16 @@ _PRIVATE = knobs.Needs(
 @knobs.checked(
     **private_labels.bounds(_PRIVATE, or_else='; without privacy leave epsilon '
                             'and dp_scope out'),
-    accountant=knobs.Word(_PRIVATE), alpha=knobs.Bound(0, 1e6, above=True),
+    alpha=knobs.Bound(0, 1e6, above=True),
     gan_rate=knobs.Bound(above=True),
     gan_width=knobs.whole(1, 1024),
     noise_size=knobs.whole(1, 65536),
-    sharpening=knobs.Bound(above=True))
+    sharpening=knobs.Bound(above=True),
+    dp_scope=knobs.word(*private_agents.SCOPES),
+    real_data=knobs.word('labeled', 'all', 'none'),
+    condition=knobs.word('mixed', 'target'),
+    rec_over=knobs.word('sum', 'mean'),
+    generator_loss=knobs.word('non_saturating', 'saturating', 'hinge'))
 def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
            delta: float = 1e-5, clip_norm: float = 1.0,
            noise_multiplier: float | None = None, microbatch: int = 0,
@@ -240,15 +244,8 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
   """
   if ramp:
     task.horizon(f'ramp={ramp}')
-  checks.check('weighting', weighting, client_weights.WEIGHTINGS)
-  checks.check('condition', condition, ('mixed', 'target'))
-  checks.check('real_data', real_data, ('labeled', 'all', 'none'))
-  checks.check('rec_over', rec_over, ('sum', 'mean'))
-  checks.check('generator_loss', generator_loss,
-               ('non_saturating', 'saturating', 'hinge'))
   plan = None
   if dp_scope is not None:
-    checks.check('dp_scope', dp_scope, private_agents.SCOPES)
     plan = private_labels.Plan(
         f'dp_scope={dp_scope!r}', epsilon, delta, clip_norm, noise_multiplier,
         microbatch, accountant, private_steps)

@@ -44,7 +44,7 @@ from fedjax_ssl.core.types import (
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import assemble, network, plateau
 
-SERVERS = ('fedavg', 'fedprox', 'local')
+SERVERS = knobs.WORDS['server'].words
 # (shard, what the loss has kept, metrics) -> float32[], not below 0.
 Weighting = Callable[[Shard, PyTree, Metrics], Array]
 

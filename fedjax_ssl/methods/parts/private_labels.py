@@ -40,7 +40,7 @@ from fedjax_ssl.methods.parts import network
 
 
 def bounds(needs: knobs.Needs | None = None, *, or_else: str = ''
-           ) -> dict[str, knobs.Bound]:
+           ) -> dict[str, knobs.Bound | knobs.Word]:
   """Returns what the knobs of a `Plan` may be, for `knobs.checked`.
 
   Args:
@@ -49,6 +49,7 @@ def bounds(needs: knobs.Needs | None = None, *, or_else: str = ''
   """
   # A clip_norm of inf is how `private_agents` marks a network without noise.
   return {
+      'accountant': knobs.Word(tuple(privacy.ACCOUNTANTS), needs),
       'epsilon': knobs.Bound(above=True, needs=needs,
                              advice=f'a budget is above 0{or_else}'),
       'delta': knobs.Bound(0, 1, above=True, below=True, needs=needs),
@@ -105,7 +106,6 @@ class Plan(NamedTuple):
   def check(self, task: Task) -> None:
     """Raises ValueError, naming the option, for what cannot be private."""
     task.horizon(self.asked)
-    checks.check('accountant', self.accountant, privacy.ACCOUNTANTS)
     if task.labels_at == 'server':
       raise checks.FieldError('labels_at', 'server', f'{self.name} protects '
                               'the labels of clients; give clients.')

@@ -174,7 +174,8 @@ def projected(model: Model) -> Model:
     tuning_rate=knobs.RATE, tuning_batch=knobs.Bound(1, 65536, whole=True),
     max_margin=knobs.Bound(infinite=True),
     prior_decay=knobs.Bound(0, 1, cases=(
-        knobs.at(1, 'the prior stays uniform'),)))
+        knobs.at(1, 'the prior stays uniform'),)),
+    labeler=knobs.word(*LABELERS))
 def proxyfl(task: Task, *, labeler: str = 'either', threshold: float = 0.95,
             unlabeled_weight: float = 1.0, contrast_weight: float = 1.0,
             true_labels: bool = False, tuning_epochs: int = 100,
@@ -218,8 +219,6 @@ def proxyfl(task: Task, *, labeler: str = 'either', threshold: float = 0.95,
     ValueError: for an unknown choice, labels at the server, or a network that
       does not say what it must.
   """
-  checks.check('labeler', labeler, LABELERS)
-  checks.check('weighting', weighting, client_weights.WEIGHTINGS)
   checks.labels_at_clients(task.labels_at,
                            'the classes of their labels are counted')
   s = _Settings(labeler, threshold, unlabeled_weight, contrast_weight,
