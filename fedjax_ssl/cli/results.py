@@ -18,7 +18,7 @@ import pathlib
 import sys
 
 from fedjax_ssl.cli import arguments, places
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, run_files
 from fedjax_ssl.report import printing, study
 from fedjax_ssl.running import settings
 
@@ -65,6 +65,7 @@ def main(argv: Sequence[str]) -> int:
     out = pathlib.Path(args.out)
     if out.suffix in ('.json', '.md'):
       out = out.with_suffix('')
+    run_files.check_free(out.parent / f'{out.name}.json')
     if args.epsilon:  # First, as it may be refused.
       study.draw_epsilon(out, runs)
     study.write(out, rows, text, args.note)

@@ -13,6 +13,8 @@ from typing import Any
 CONFIG = 'config.json'
 FLAGFILE = 'run.flags'  # All flags of the run, for --flagfile.
 ROWS = 'metrics.jsonl'  # What is measured, a row a line.
+TIMINGS = 'timings.jsonl'  # How long it took.
+LOCK = 'lock'  # Who has the folder.
 _PARTITION = 'partition_'  # A seed follows.
 
 
@@ -24,7 +26,7 @@ def holds_run(path: str | os.PathLike[str] | None) -> bool:
 def check_free(path: pathlib.Path) -> None:
   """Raises ValueError for a file by which the run of its folder goes on."""
   if holds_run(path.parent) and (
-      path.name in (CONFIG, FLAGFILE, ROWS)
+      path.name in (CONFIG, FLAGFILE, ROWS, TIMINGS, LOCK)
       or path.match(f'{_PARTITION}*.npz')):
     raise ValueError(f'{path} belongs to the run in its folder; choose another '
                      'name.')

@@ -5,10 +5,12 @@ The other local-only rows of FedMatch's Table 1 are `uda(server='local')` and
 """
 from __future__ import annotations
 
+from fedjax_ssl.core import knobs
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods.parts import averaging
 
 
+@knobs.checked()
 def local(task: Task, *, lr_decay: str = 'none') -> Method:
   """Minimises cross entropy on each client's own labeled rows.
 

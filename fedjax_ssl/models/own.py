@@ -95,15 +95,19 @@ def _accepts(module: nn.Module, zeros: jax.Array, words: dict[str, Any]
 def _is_at_rest(apply_train: Callable[..., Any], variables: types.Variables,
                 inputs: jax.Array) -> bool:
   """Returns whether training hands on the batch statistics that it gets."""
-  stats = jax.tree.leaves(variables.stats['batch_stats'])
+  stats, tree = jax.tree.flatten(variables.stats.get('batch_stats', {}))
   def training(stats: list[jax.Array], rest: types.Variables) -> Any:
-    tree = jax.tree.structure(rest.stats['batch_stats'])
-    moved = {**rest.stats, 'batch_stats': jax.tree.unflatten(tree, stats)}
-    _, after = apply_train(rest._replace(stats=moved), inputs, None,
-                           jax.random.key(0))
+    given = {**rest.stats, 'batch_stats': jax.tree.unflatten(tree, stats)}
+    _, after = apply_train(rest._replace(stats=given), inputs,
+                           jnp.ones(inputs.shape[0]), jax.random.key(0))
     return after['batch_stats']
-  made = jax.make_jaxpr(training)(stats, variables).jaxpr
-  return {*made.outvars} <= {*made.invars[:len(stats)]}
+  try:
+    made = jax.make_jaxpr(training)(stats, variables).jaxpr
+  except Exception:  # Of the user's code, which says so where it trains.
+    return False
+  before = made.invars[:len(stats)]
+  return bool(stats) and all(
+      any(one is other for other in before) for one in made.outvars)
 
 
 def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
@@ -190,10 +194,12 @@ def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,
         'model', text, f'gives {list(logits.shape)} for one input of '
         f'{list(shape)}; it must give logits [1, {num_classes}], as a field '
         'num_classes lets it.')
-  if 'batch_stats' in made.stats and _is_at_rest(apply_train, made, zeros):
+  if _is_at_rest(apply_train, made, jnp.tile(zeros, (2, *[1] * len(shape)))):
+    advice = '' if known & _WORDS else (
+        ' Give its __call__ an argument `train`, as in '
+        'nn.BatchNorm(use_running_average=not train).')
     warnings.warn(f'model={text}: its batch_stats stay as they are in '
-                  'training. Give its __call__ an argument `train`, as in '
-                  'nn.BatchNorm(use_running_average=not train).', stacklevel=2)
+                  f'training.{advice}', stacklevel=2)
   plain = types.Model(init, apply, apply_train,
                       norm or ('batch' if made.stats else 'none'))
   if not last_layer.ends_dense(plainly, made, zeros):

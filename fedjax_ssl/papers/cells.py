@@ -267,10 +267,10 @@ def _tables(book: Mapping[str, Any]) -> dict[str, Table]:
 
 
 def near(name: str, known: Sequence[str]) -> str:
-  """Says which known names begin so, or else are spelled alike, or all."""
+  """Says which known names begin with it, else which are alike, else all."""
   folded = {each.lower(): each for each in known}
   found = [each for each in folded if name and each.startswith(name.lower())
-           ] or difflib.get_close_matches(name.lower(), folded, 3, 0.6)
+           ][:10] or difflib.get_close_matches(name.lower(), folded, 3, 0.6)
   if found:
     return 'near: ' + ', '.join(repr(folded[each]) for each in found)
   return 'there are ' + ', '.join(map(repr, known))

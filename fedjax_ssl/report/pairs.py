@@ -47,7 +47,7 @@ class Difference(NamedTuple):
   @property
   def verdict(self) -> str:
     """Says on which side of 0 the interval lies; '' if there is none."""
-    if self.low is None or self.high is None:
+    if self.low is None or self.high is None or math.isnan(self.low):
       return ''
     return ('higher' if self.low > 0 else
             'lower' if self.high < 0 else 'not told apart')
@@ -75,8 +75,9 @@ def compare(run: Measured, reference: Measured, metric: str = 'accuracy'
     metric: name of one that both have, with one number a round.
 
   Returns:
-    The difference of the last evaluations in the metric's unit, in which 0.01
-    of an accuracy is a point, with its 95 % interval; see `interval`.
+    The difference of the last evaluations, whatever their rounds, in the
+    metric's unit, in which 0.01 of an accuracy is a point, with its 95 %
+    interval; see `interval`. NaN where a last evaluation has no number.
 
   Raises:
     ValueError: if a run has no such metric, or they have no seed in common.
@@ -96,7 +97,7 @@ def _last(run: Measured, metric: str) -> dict[int, float]:
   if not metrics:
     raise ValueError('a run has no metrics: a file that `save` wrote keeps '
                      'none; give the folder of the run.')
-  checks.check('metric', metric, [*metrics])
+  checks.check('metric', metric, metrics.keys() - {'round', 'seed'})
   seeds = metrics.get('seed', [*run.states] * len(metrics[metric]))
   return {int(seed): float(value)  # Rows are in the order of rounds.
           for seed, value in zip(seeds, metrics[metric], strict=True)}

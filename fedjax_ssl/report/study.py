@@ -11,7 +11,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from fedjax_ssl.core import checks, disk, flag_kinds, registry, run_files
+from fedjax_ssl.core import checks, disk, flag_kinds, registry
 from fedjax_ssl.report import (
   command,
   names,
@@ -331,9 +331,8 @@ def write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,
     note: one line above the table.
 
   Raises:
-    ValueError: if they cannot be written, or one belongs to a run.
+    ValueError: if they cannot be written.
   """
-  run_files.check_free(out.parent / f'{out.name}.json')
   for row in rows:  # Paths of one machine.
     row['flags'] = command.portable(row['flags'])
     row['method'] = row['flags']['method']

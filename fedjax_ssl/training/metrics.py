@@ -27,8 +27,7 @@ from fedjax_ssl.core import disk, run_files
 from fedjax_ssl.training import metric_names, trackers, trusted_rows
 from fedjax_ssl.training.checkpoint import sealed
 
-METRICS = run_files.ROWS
-TIMINGS = 'timings.jsonl'
+METRICS, TIMINGS = run_files.ROWS, run_files.TIMINGS
 # Also in the short rows of rounds between two evaluations.
 BETWEEN = ('epsilon',)
 

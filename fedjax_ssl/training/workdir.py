@@ -34,15 +34,21 @@ from typing import Any
 from absl import logging
 
 from fedjax_ssl.core import checks, disk, run_files
-from fedjax_ssl.core.run_files import CONFIG, FLAGFILE, holds_run, ROWS
+from fedjax_ssl.core.run_files import (
+  CONFIG,
+  FLAGFILE,
+  holds_run,
+  LOCK,
+  ROWS,
+  TIMINGS,
+)
 from fedjax_ssl.training import changes as changes_lib
 from fedjax_ssl.training import environment, processes
 from fedjax_ssl.training.checkpoint import manifest, sealed
 
 FIT = 'fedjax_ssl.fit'  # The script of a run that was given its data.
-LOCK = 'lock'
 # Files that only a run leaves; without a config they belong to no run.
-_TRACES = (ROWS, 'timings.jsonl', sealed.STEPS)
+_TRACES = (ROWS, TIMINGS, sealed.STEPS)
 
 
 class WorkdirError(ValueError):
@@ -229,8 +235,9 @@ def stored_config(path: str | os.PathLike[str] | None) -> dict[str, Any]:
 
 def _take(folder: pathlib.Path, asked: str) -> int:
   """Creates and locks the folder; returns the descriptor of the lock."""
-  if not _is_text(asked):  # As checkpoints are refused, at their first save.
-    raise WorkdirError(f'workdir={asked!r} is not UTF-8; choose another name.')
+  if not _is_text(str(folder)):  # Checkpoints could not be saved there.
+    raise WorkdirError(f'workdir={str(folder)!r} is not UTF-8; choose another '
+                       'name.')
   if '://' in asked:
     raise WorkdirError(f'workdir={asked!r} is no local folder; mount it first.')
   traces = [t for t in _TRACES if (folder / t).exists()]
@@ -384,7 +391,8 @@ def _merged(folder: pathlib.Path, known: Mapping[str, Any],
   changes = changes_lib.between(
       changes_lib.flat({k: v for k, v in known.items() if k in new}),
       changes_lib.flat({k: v for k, v in new.items() if k in known}))
-  if any(not _alike(old, now) for old, now in changes.values()):
+  changes = {name: both for name, both in changes.items() if not _alike(*both)}
+  if changes:
     raise WorkdirError(f'{folder} holds a run on other data: '
                        f'{changes_lib.listed(changes)}.')
   return {**new, **known}

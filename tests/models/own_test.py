@@ -84,11 +84,36 @@ class Still(nn.Module):
     return nn.Dense(self.num_classes)(x)
 
 
+class Frozen(nn.Module):
+  """Keeps its statistics on purpose."""
+
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, x, train: bool = False):
+    x = nn.BatchNorm(use_running_average=True)(x.reshape(x.shape[0], -1))
+    return nn.Dense(self.num_classes)(x)
+
+
+class Constant(nn.Module):
+  """Sets a statistic to a number, and reads the mask."""
+
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, x, train: bool = False, mask=None):
+    seen = self.variable('batch_stats', 'seen', lambda: jnp.zeros(()))
+    if train:
+      x, seen.value = x * mask[0], np.float32(1)
+    return nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))
+
+
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
   monkeypatch.setattr(models, 'MODELS', type(models.MODELS)(
       'model', models.MODELS, adapt=own.builder))
-  for net in (Net, Plain, Eager, Scaled, Always, Still):
+  for net in (Net, Plain, Eager, Scaled, Always, Still,
+              Frozen, Constant):
     assert models.register(net.__name__.lower())(net) is net
 
 
@@ -138,9 +163,12 @@ def test_dropout_draws_from_the_key_and_not_in_evaluation(text):
 
 
 def test_statistics_that_nothing_moves_are_told(recwarn):
-  with pytest.warns(UserWarning, match='model=still: its batch_stats stay'):
+  with pytest.warns(UserWarning, match='=still: its batch_stats .* `train`'):
     make('still')
+  with pytest.warns(UserWarning, match=r'=frozen: its .* in training\.$'):
+    make('frozen')
   make('net')
+  make('constant')
   assert not recwarn.list
 
 

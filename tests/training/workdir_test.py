@@ -19,7 +19,7 @@ FLAGS = {'method': 'fixmatch', 'num_rounds': 10, 'schedule_rounds': 10,
 
 def snapshot(folder: pathlib.Path) -> dict[str, bytes]:
   return {p.name: p.read_bytes() for p in folder.iterdir()
-          if p.is_file() and p.name != workdir.LOCK}
+          if p.is_file() and p.name != run_files.LOCK}
 
 
 def start(folder, allow=('num_rounds', 'eval_every'), **changes) -> dict:
@@ -294,14 +294,14 @@ def test_a_lock_that_leads_elsewhere_is_not_followed(tmp_path, exists):
   if exists:
     target.write_text('mine')
   folder.mkdir()
-  (folder / workdir.LOCK).symlink_to(target)
+  (folder / run_files.LOCK).symlink_to(target)
   with pytest.raises(workdir.WorkdirError, match='lock is a symbolic link'
                      ) as info:
     start(folder)
   assert '\n' not in str(info.value)
   assert target.exists() == exists
   assert not exists or target.read_text() == 'mine'
-  assert [p.name for p in folder.iterdir()] == [workdir.LOCK]
+  assert [p.name for p in folder.iterdir()] == [run_files.LOCK]
 
 
 def test_other_files_do_not_matter(tmp_path):
@@ -342,7 +342,7 @@ def test_a_damaged_configuration_says_where(tmp_path, changes, said):
 
 
 def test_a_lock_that_is_a_folder_is_named(tmp_path):
-  (tmp_path / workdir.LOCK).mkdir()
+  (tmp_path / run_files.LOCK).mkdir()
   with pytest.raises(workdir.WorkdirError, match='lock: Is a directory'):
     start(tmp_path)
 

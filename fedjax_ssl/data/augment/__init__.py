@@ -338,7 +338,7 @@ def apply(words: jax.Array, params: Params, table: Params,
     words = ops.warp(words, params, shape, shear)
   planes = ops.split(words, channels)
   if (table.stretch | table.equalize | (table.mask != 255)
-      | (table.added != 0) | (table.threshold != 256)).any():
+      | (table.threshold != 256)).any():
     planes = ops.recolor(planes, params,
                          equalized=bool(table.equalize.any()),
                          added=bool(table.added.any()))

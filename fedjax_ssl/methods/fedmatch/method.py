@@ -17,6 +17,7 @@ from fedjax_ssl.losses import agreement_vote, pseudo_label
 from fedjax_ssl.methods.fedmatch import client, helpers, losses, server
 from fedjax_ssl.methods.fedmatch.settings import (
   AT_SERVER,
+  CHOICES,
   PROFILES,
   Settings,
   settle,
@@ -29,7 +30,8 @@ _PROFILES = {name: {'clients': PROFILES[name], 'server': AT_SERVER[name]}
 
 
 @knobs.checked(
-    _PROFILES,
+    _PROFILES, **{knob: knobs.word(*words)
+                  for knob, words in CHOICES.items()},
     agreement_weight=knobs.weight('the vote of the helpers'),
     delta_threshold=knobs.Bound(),
     density=knobs.share(knobs.at(0, 'clients send nothing of psi')),

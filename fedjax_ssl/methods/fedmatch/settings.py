@@ -35,7 +35,7 @@ AT_SERVER: dict[str, dict[str, Any]] = {
     'v3code': {'psi_threshold': 1e-5, 'delta_threshold': 1e-5, 'l1': 1e-5,
                'patience': 20},
 }
-_CHOICES = {
+CHOICES = {
     'helper_choice': ('reliability', 'similarity'),
     'aggregation': ('reliability', 'uniform'), 'tie': ('lowest', 'local'),
     'over': ('batch', 'confident'), 'l2_reduction': ('mean', 'sum'),
@@ -138,8 +138,6 @@ def settle(task: Task, **knobs: Any) -> Settings:
   at_server = task.labels_at == 'server'
   chosen = {**PROFILES[profile], **(AT_SERVER[profile] if at_server else {})}
   v = {**chosen, **{k: x for k, x in knobs.items() if x is not None}}
-  for name, allowed in _CHOICES.items():
-    checks.check(name, v[name], allowed)
   client_weights.check_factor(task, v['labeled_client_weight'])
   if at_server and v['learn'] == 'sigma':
     raise checks.FieldError('labels_at', 'server', "learn='sigma' leaves the "

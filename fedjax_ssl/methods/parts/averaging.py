@@ -44,7 +44,6 @@ from fedjax_ssl.core.types import (
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import assemble, network, plateau
 
-SERVERS = knobs.WORDS['server'].words
 # (shard, what the loss has kept, metrics) -> float32[], not below 0.
 Weighting = Callable[[Shard, PyTree, Metrics], Array]
 
@@ -277,7 +276,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
       bounds, or local training with labels at the server or static
       normalization; or in `init` for a decay without validation rows.
   """
-  _check(task, server, lr_decay, labeled_client_weight)
+  _check(task, server, labeled_client_weight)
   if not callable(weighting):
     checks.check('weighting', str(weighting), client_weights.WEIGHTINGS)
   elif server == 'local':
@@ -372,11 +371,8 @@ def _broadcast(s: _Settings, record: Any, client_id: jax.Array,
   return () if s.alone else assemble.Server(record.model)
 
 
-def _check(task: Task, server: str, lr_decay: str,
-           labeled_client_weight: float) -> None:
-  """Refuses choices that are unknown or exclude each other."""
-  checks.check('server', server, SERVERS)
-  checks.check('lr_decay', lr_decay, plateau.LR_DECAYS)
+def _check(task: Task, server: str, labeled_client_weight: float) -> None:
+  """Refuses choices that exclude each other."""
   client_weights.check_factor(task, labeled_client_weight)
   if server != 'local':
     return

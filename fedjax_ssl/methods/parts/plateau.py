@@ -24,7 +24,6 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 
-LR_DECAYS = ('none', 'plateau')
 PATIENCE = 3  # Epochs.
 _BATCH = 256  # Validation rows of one pass.
 
