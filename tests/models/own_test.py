@@ -102,7 +102,7 @@ class Constant(nn.Module):
 
   @nn.compact
   def __call__(self, x, train: bool = False, mask=None):
-    seen = self.variable('batch_stats', 'seen', lambda: jnp.zeros(()))
+    seen: Any = self.variable('batch_stats', 'seen', lambda: jnp.zeros(()))
     if train:
       x, seen.value = x * mask[0], np.float32(1)
     return nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))
