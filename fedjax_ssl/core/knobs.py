@@ -179,6 +179,7 @@ BOUNDS: dict[str, Bound] = {
     'width': whole(1, 8192),
 }
 WORDS: dict[str, Word] = {
+    'init': word('he', 'torch'),
     'lr_decay': word('none', 'plateau'),
     'server': word('fedavg', 'fedprox', 'local'),
     'weighting': word('examples', 'uniform'),

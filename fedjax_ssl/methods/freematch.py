@@ -75,9 +75,9 @@ def freematch(task: Task, *, decay: float = 0.999,
   decay one round would hardly move them. Nothing more is sent. A batch without
   unlabeled rows moves nothing.
 
-  XLA compiles the gradient of the fairness term differently on one device and
-  on several: from the first round with rows that are sure enough on, weights
-  there differ in the last bits. With `fairness_weight=0` they do not.
+  XLA may compile the gradient of the fairness term differently on one device
+  and on several: from the first round with rows that are sure enough on,
+  weights there may differ in the last bits.
 
   Args:
     task: the static choices.

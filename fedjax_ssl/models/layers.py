@@ -26,8 +26,6 @@ LECUN: Initializer = nn.initializers.lecun_normal()
 TORCH: Initializer = nn.initializers.variance_scaling(
     1 / 3, 'fan_in', 'uniform')
 
-INITS = ('he', 'torch')
-
 _EPSILON = 1e-5
 _MOMENTUM = .1
 _GROUPS = 32
@@ -41,13 +39,8 @@ def initializers(init: str, hidden: Initializer = HE
     init: 'he' is `hidden`, and `LECUN` in the last layer; 'torch' is `TORCH`
       everywhere. Biases are 0 with both.
     hidden: He initialization of either kind.
-
-  Raises:
-    ValueError: for another word.
   """
-  if checks.check('init', init, INITS) == 'torch':
-    return TORCH, TORCH
-  return hidden, LECUN
+  return (TORCH, TORCH) if init == 'torch' else (hidden, LECUN)
 
 
 @dataclasses.dataclass(frozen=True)

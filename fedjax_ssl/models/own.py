@@ -96,18 +96,21 @@ def _is_at_rest(apply_train: Callable[..., Any], variables: types.Variables,
                 inputs: jax.Array) -> bool:
   """Returns whether training hands on the batch statistics that it gets."""
   stats, tree = jax.tree.flatten(variables.stats.get('batch_stats', {}))
+  if not stats:
+    return False
+
   def training(stats: list[jax.Array], rest: types.Variables) -> Any:
     given = {**rest.stats, 'batch_stats': jax.tree.unflatten(tree, stats)}
     _, after = apply_train(rest._replace(stats=given), inputs,
                            jnp.ones(inputs.shape[0]), jax.random.key(0))
     return after['batch_stats']
+
   try:
     made = jax.make_jaxpr(training)(stats, variables).jaxpr
   except Exception:  # Of the user's code, which says so where it trains.
     return False
   before = made.invars[:len(stats)]
-  return bool(stats) and all(
-      any(one is other for other in before) for one in made.outvars)
+  return all(any(one is other for other in before) for one in made.outvars)
 
 
 def model(text: str, module: Any, shape: tuple[int, ...], num_classes: int,

@@ -178,6 +178,7 @@ def _resnet(num_classes: int, choices: layers.Choices, init: str,
                 last_init=last)
 
 
+@knobs.checked()
 def resnet18(*, num_classes: int, choices: layers.Choices, init: str = 'he'
              ) -> nn.Module:
   """ResNet-18: 11,173,962 parameters for 10 classes.
@@ -202,6 +203,7 @@ def resnet18_rscfed(*, num_classes: int, choices: layers.Choices) -> nn.Module:
   return ResNet(num_classes, choices, (2, 2, 2, 2), head=(512, 256))
 
 
+@knobs.checked()
 def resnet34(*, num_classes: int, choices: layers.Choices, init: str = 'he'
              ) -> nn.Module:
   """ResNet-34: 21,282,122 parameters for 10 classes.
@@ -216,6 +218,7 @@ def resnet34(*, num_classes: int, choices: layers.Choices, init: str = 'he'
   return _resnet(num_classes, choices, init, (3, 4, 6, 3))
 
 
+@knobs.checked()
 def resnet50(*, num_classes: int, choices: layers.Choices, init: str = 'he'
              ) -> nn.Module:
   """ResNet-50, of bottleneck blocks: 23,520,842 parameters for 10 classes.

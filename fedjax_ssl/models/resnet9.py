@@ -6,6 +6,7 @@ from typing import Any
 from flax import linen as nn
 import jax
 
+from fedjax_ssl.core import knobs
 from fedjax_ssl.models import layers
 from fedjax_ssl.ops import pooling
 
@@ -58,6 +59,7 @@ class ResNet9(nn.Module):
                         kernel_init=self.last_init)(x.reshape(x.shape[0], -1))
 
 
+@knobs.checked()
 def resnet9(*, num_classes: int, choices: layers.Choices, init: str = 'he'
             ) -> nn.Module:
   """FedDure's ResNet-9: 6,575,370 parameters for 10 classes and 32x32x3.

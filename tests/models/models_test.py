@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import models
+from fedjax_ssl.core import checks, knobs
 from tests import toy
 from tests.thorough import wider
 
@@ -211,6 +212,14 @@ def test_bad_requests_are_named(name, choices, word):
 
 def test_every_model_has_facts():
   assert set(models.FACTS) == set(models.MODELS)
+
+
+@pytest.mark.parametrize('model', ['resnet9', 'resnet18', 'resnet34',
+                                   'resnet50'])
+def test_an_unknown_init_is_refused_before_there_are_data(model):
+  with pytest.raises(checks.FieldError, match="init 'torhc' .* mean 'torch'"):
+    knobs.check('model', f"{model}(init='torhc')", models.MODELS,
+                models.FILLED)
 
 
 @pytest.mark.parametrize('model, hidden, last, number', [
