@@ -1,4 +1,4 @@
-"""Keeps what --method and similar flags meant when a run began.
+"""Keeps what --method and similar flags meant when a run began, and its sums.
 
 The run stores each with all knobs, defaults included. A later start may spell a
 flag differently if the knobs come out equal; it is refused if the same spelling
@@ -34,7 +34,9 @@ def of(spec: task_lib.TaskSpec, profile: str | None) -> dict[str, Any]:
 
 
 def begun(job: Job) -> Job:
-  """Returns the job with its method, model, ... spelled as at the first start.
+  """Returns the job with its facts as at the first start.
+
+  That is how its method, model, ... were spelled, and how sums were rounded.
 
   Args:
     job: a `job.Job`.
@@ -48,6 +50,7 @@ def begun(job: Job) -> Job:
     own_code.begun(job.folder, job.facts.get('code', {}),
                    facts.get('code', {}), stored['flags'])
     job = _without_new(job, stored)
+    job = job._replace(facts=workdir_lib.as_known(facts, job.facts))
   if 'code' in facts and 'code' in job.facts:
     job = job._replace(facts={**job.facts, 'code': facts['code']})
   known = facts.get('choices')

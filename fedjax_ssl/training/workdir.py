@@ -387,25 +387,39 @@ def _way_on(folder: pathlib.Path, refused: changes_lib.Changes,
 
 def _merged(folder: pathlib.Path, known: Mapping[str, Any],
             new: Mapping[str, Any]) -> dict[str, Any]:
-  """All facts; those known already must be equal, up to rounding."""
+  """All facts; those known already must be equal."""
   changes = changes_lib.between(
       changes_lib.flat({k: v for k, v in known.items() if k in new}),
       changes_lib.flat({k: v for k, v in new.items() if k in known}))
-  changes = {name: both for name, both in changes.items() if not _alike(*both)}
   if changes:
     raise WorkdirError(f'{folder} holds a run on other data: '
                        f'{changes_lib.listed(changes)}.')
   return {**new, **known}
 
 
-def _alike(old: Any, new: Any) -> bool:
-  """Returns whether numbers differ by rounding, as another machine sums."""
-  if not (isinstance(old, list) and isinstance(new, list)
-          and len(old) == len(new)):
-    return bool(old == new)
-  return all(one == other or isinstance(one, float) and isinstance(
-      other, float) and math.isclose(one, other, rel_tol=1e-12)
-      for one, other in zip(old, new, strict=True))
+def as_known(known: Any, now: Any) -> Any:
+  """Returns facts of this start, with the numbers of a run's first start.
+
+  Another machine, or another version, may sum in another order; a checkpoint
+  knows the numbers of the first start.
+
+  Args:
+    known: the stored facts, or a part of them.
+    now: those of this start; JSON values as well.
+
+  Returns:
+    `now`, where numbers that differ from `known` by rounding alone (relative
+    1e-12) are those of `known`.
+  """
+  if isinstance(known, dict) and isinstance(now, dict):
+    return {name: as_known(known.get(name), value)
+            for name, value in now.items()}
+  if isinstance(known, list | tuple) and isinstance(now, list | tuple) and (
+      len(known) == len(now)):
+    return [as_known(*both) for both in zip(known, now, strict=True)]
+  alike = isinstance(known, float) and isinstance(now, float) and math.isclose(
+      known, now, rel_tol=1e-12)
+  return known if alike else now
 
 
 def least_rounds(folder: pathlib.Path, planned: int) -> int:
