@@ -18,8 +18,9 @@ def repository() -> pathlib.Path | None:
 def runs_in(words: Sequence[str]) -> list[str]:
   """Returns the folders of the runs that words name; other words stay.
 
-  A folder of runs, such as a sweep's, stands for all of them; other files in
-  it, such as their logs, are skipped. If there is no run, returns all words.
+  A folder of runs, such as a sweep's, stands for all of them, and a folder of
+  such folders for all of theirs; other files, such as logs, are skipped. If
+  there is no run, returns all words.
   """
   found: list[str] = []
   for word in words:
@@ -27,8 +28,10 @@ def runs_in(words: Sequence[str]) -> list[str]:
     if run_files.holds_run(path) or not path.exists():
       found.append(word)
     else:
-      found += [str(file.parent)
-                for file in sorted(path.glob(f'*/{run_files.CONFIG}'))]
+      # The next level alone: bounds of runs are below them.
+      files = next(filter(None, (sorted(path.glob(f'{level}{run_files.CONFIG}'))
+                                 for level in ('*/', '*/*/'))), [])
+      found += [str(file.parent) for file in files]
   return [*dict.fromkeys(found or words)]
 
 
