@@ -109,6 +109,7 @@ def clip(tree: PyTree, max_norm: Scalar) -> PyTree:
     ValueError: if C is negative or NaN.
   """
   arguments.check_number('max_norm', max_norm, arguments.NOT_NEGATIVE)
+  tree = jax.tree.map(jnp.asarray, tree)
   leaves = [x.astype(jnp.float32) for x in jax.tree.leaves(tree)]
   if not leaves:
     return tree
@@ -119,8 +120,8 @@ def clip(tree: PyTree, max_norm: Scalar) -> PyTree:
   length = jnp.sqrt(jnp.sum(jnp.stack(squares)))  # In units.
   factor = max_norm / length
   short, good = unit * length <= max_norm, jnp.isfinite(length)
-  def one(x: Array) -> jax.Array:
-    wide = algebra.widened(jnp.asarray(x))
+  def one(x: jax.Array) -> jax.Array:
+    wide = algebra.widened(x)
     scaled = (wide / unit * factor).astype(x.dtype)
     return jnp.where(good, jnp.where(short, x, scaled), 0)
   return jax.tree.map(one, tree)

@@ -181,6 +181,11 @@ def _scores(rows: Any, present: jax.Array, hostile: jax.Array) -> jax.Array:
   return jnp.where(present, jnp.where(counts, nearest, 0).sum(1), jnp.inf)
 
 
+def num_hostile(share: float, number: Array) -> jax.Array:
+  """Computes how many of `number` clients a share is, int32[], rounded up."""
+  return jnp.ceil(share * number - 1e-3).astype(jnp.int32)
+
+
 def _of_best(stacked: Tree, weights: Array, share: float, several: bool
              ) -> Tree:
   """Mean of the rows with the best scores, one or all that may be honest."""
@@ -189,7 +194,7 @@ def _of_best(stacked: Tree, weights: Array, share: float, several: bool
   wide, weights = _checked_rows(stacked, weights)
   present = weights > 0
   number = present.sum()
-  hostile = jnp.ceil(share * number - 1e-3).astype(jnp.int32)
+  hostile = num_hostile(share, number)
   whole = _whole(wide, weights)
   scores = jnp.where(whole, jax.lax.stop_gradient(
       _scores(wide, present, hostile)), jnp.inf)

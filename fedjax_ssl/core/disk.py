@@ -10,12 +10,14 @@ import json
 import os
 import pathlib
 import re
+import secrets
 import shutil
 import time
 from typing import Any
 
-# A file that is being written, by the process of this number.
-_PARTIAL = re.compile(r'.+\.\d+\.partial')
+# A file that is being written: the number of the process, which another machine
+# may have as well, and a random one, which earlier versions leave out.
+_PARTIAL = re.compile(r'.+\.\d+(-[0-9a-f]{8})?\.partial')
 
 
 def remove(partial: pathlib.Path) -> None:
@@ -66,8 +68,9 @@ def replace_all(folder: pathlib.Path, files: Mapping[str, bytes | bytearray]
   if not folder.is_dir():  # Said of the folder, not of a file beside it.
     number = errno.ENOTDIR if folder.exists() else errno.ENOENT
     raise OSError(number, os.strerror(number), str(folder))
-  # Another process may write the same files.
-  partials = {name: folder / f'{name}.{os.getpid()}.partial' for name in files}
+  # Another process, or a thread of this one, may write the same files.
+  mark = f'{os.getpid()}-{secrets.token_hex(4)}'
+  partials = {name: folder / f'{name}.{mark}.partial' for name in files}
   try:
     for name, data in files.items():
       if (folder / name).is_dir():

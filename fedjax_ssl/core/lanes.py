@@ -57,14 +57,11 @@ class Cut(NamedTuple):
 
   def goes_on(self, lane: Lane) -> jax.Array:
     """Returns bool[]: whether there is a step left."""
-    if self.loop is None:
-      return jnp.zeros((), bool)
     return self._part('cond', lane)[0]
 
   def step(self, lane: Lane) -> Lane:
     """Returns a client after its next step."""
-    return lane if self.loop is None else lane._replace(
-        carry=self._part('body', lane))
+    return lane._replace(carry=self._part('body', lane))
 
   def finish(self, slot: PyTree, lane: Lane) -> Any:
     """Returns the result of a client that has taken all its steps."""
@@ -108,7 +105,7 @@ def cut(body: Callable[..., Any], shared: PyTree, slot: PyTree) -> Cut:
 
   It does not cut loops before that one, such as a pass that labels rows, nor
   loops inside of branches: all lanes wait while one goes through these. Without
-  any loop there are no steps.
+  any loop there are no steps: clients are computed one after another.
 
   Args:
     body: what `common_expressions.merge_equal` returned, whose expressions are
@@ -195,6 +192,11 @@ def run(one: Cut, slots: Any, width: int,
     `out` with every client taken in.
   """
   size = jax.tree.leaves(slots)[0].shape[0]
+  if one.loop is None:
+    def all_of(place: Any, out: PyTree) -> PyTree:
+      slot = tree.take(slots, place)
+      return take(out, one.finish(slot, one.start(slot)), place)
+    return lax.fori_loop(0, size, all_of, out)
   width = min(width, size)
   together: Callable[..., Any] = jax.vmap if width > 1 else _alone
   goes_on, step = together(one.goes_on), together(one.step)

@@ -212,6 +212,13 @@ def gradient_step(loss_fn: LossFn, optimizer: optax.GradientTransformation,
   return step
 
 
+def loop(first: Number, end: Number, body: Callable[[Array, Any], Any],
+         carry: Any) -> Any:
+  """Runs a client's local steps: a `lax.fori_loop` that lanes recognize."""
+  with jax.named_scope(lanes.STEPS):
+    return lax.fori_loop(first, end, body, carry)
+
+
 def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
           ) -> tuple[PyTree, Metrics]:
   """Runs a client's own number of steps.
@@ -243,10 +250,9 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
   cursor = batches.start()
   _, batch, _ = jax.eval_shape(batches.next, cursor, jnp.int32(0))
   _, shapes = jax.eval_shape(step, learner, batch, key)
-  with jax.named_scope(lanes.STEPS):
-    learner, _, sums, used = lax.fori_loop(
-        0, batches.num_steps, body,
-        (learner, cursor, tree.zeros_like(shapes), jnp.float32(0)))
+  learner, _, sums, used = loop(
+      0, batches.num_steps, body,
+      (learner, cursor, tree.zeros_like(shapes), jnp.float32(0)))
   steps = batches.num_steps.astype(jnp.float32)
   metrics = {name: value if isinstance(value, Ratio)
              or name in (*COUNTED, _PROCESSED)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import contextlib
+import contextvars
 from typing import NamedTuple
 
 import jax
@@ -26,7 +27,9 @@ class Noted(NamedTuple):
   wrap_aggregate: Callable[[Aggregate], Aggregate]
 
 
-_noted: list[Noted] = []  # Those that `passes` fills now, the innermost last.
+# Those that `passes` fills now, the innermost last; of each thread its own.
+_NOTED: contextvars.ContextVar[tuple[Noted, ...]] = contextvars.ContextVar(
+    'noted', default=())
 
 
 @contextlib.contextmanager
@@ -40,18 +43,18 @@ def passes(wrap: Callable[[ClientUpdate], ClientUpdate] = lambda update: update,
   than the mean of the messages.
   """
   noted = Noted([], [], wrap, wrap_aggregate)
-  _noted.append(noted)
+  token = _NOTED.set((*_NOTED.get(), noted))
   try:
     yield noted
   finally:
-    _noted.pop()
+    _NOTED.reset(token)
 
 
 def note(sample: sampling.Sampler, work: Work | None,
          client_update: ClientUpdate, aggregate: Aggregate | None
          ) -> tuple[ClientUpdate, Aggregate | None]:
   """Tells what a pass is built of; returns what it shall run in place of it."""
-  for noted in _noted:
+  for noted in _NOTED.get():
     noted.samplers.append(sample)
     client_update = noted.wrap(client_update)
     if aggregate is not None and not getattr(aggregate, 'is_linear', False):

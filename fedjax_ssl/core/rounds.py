@@ -67,11 +67,15 @@ def chain(*passes: Pass) -> Pass:
     for i, one in enumerate(passes):
       state, new = one(state, federation, round_, jax.random.fold_in(key, i))
       for name, value in new.items():
-        adds = isinstance(value, Ratio) or name in PASS_METRICS
         metrics[name] = (tree.add(metrics[name], value)
-                         if adds and name in metrics else value)
+                         if name in metrics and _adds(name, value) else value)
     return state, metrics
   return round_fn
+
+
+def _adds(name: str, value: Any) -> bool:
+  """Returns whether a metric of several passes or groups is their sum."""
+  return isinstance(value, Ratio) or name in PASS_METRICS
 
 
 def check_fit(task: Task, federation: Federation) -> None:
@@ -442,7 +446,7 @@ def _aggregated(parts: _ClientPass, server: PyTree, messages: PyTree,
 def _over_groups(metrics: dict[str, Any]) -> Metrics:
   """Sums metrics that add up; averages those of a rule over the groups."""
   def one(name, value):
-    adds = isinstance(value, Ratio) or name in PASS_METRICS
+    adds = _adds(name, value)
     return jax.tree.map(lambda x: x.sum(0) if adds else x.mean(0), value)
   return {name: one(name, value) for name, value in metrics.items()}
 

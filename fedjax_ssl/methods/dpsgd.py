@@ -16,12 +16,12 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl.core import (
   client_weights,
   knobs,
+  local_training,
   rounds,
   sampling,
   tree,
@@ -175,7 +175,7 @@ def _on_labels(task: Task, plan: private_labels.Plan, payload: _ToClient,
 
   steps = jnp.where(shard.num_labeled > 0,
                     payload.terms.steps_in(client.round), 0)
-  params, _ = lax.fori_loop(0, steps, step, (
+  params, _ = local_training.loop(0, steps, step, (
       model.params, optimizer.init(model.params)))
   weight = client_weights.client_weight(shard, 'labeled', weighting='uniform')
   # What the loss says of the rows, or how many were drawn, has no noise; how

@@ -198,15 +198,15 @@ def _client_update(task: Task, s: alternate.Settings, own: _Settings,
   if own.thresholds == 'fixed':
     bars = jnp.full_like(bars, own.threshold)
   kept = labeling.kept(task, client, labels, sure >= bars[labels], keys[1])
+  weight = jnp.float32(1)
+  if own.weighting == 'status':  # Before the steps: lanes cut the last loop.
+    weight, passes = _status(task, payload.model, client, overall, keys[3])
+    spent = {**spent, 'forward_passes': spent['forward_passes'] + passes}
   step = functools.partial(_step, task, own, sure[kept.order] >= own.threshold)
   learner, metrics = local_training.resumed(
       task, step, payload.model, memory.opt_state, kept.batches,
       client.round, keys[2])
   takes_part = kept.batches.num_steps > 0
-  weight = jnp.float32(1)
-  if own.weighting == 'status':
-    weight, passes = _status(task, payload.model, client, overall, keys[3])
-    spent = {**spent, 'forward_passes': spent['forward_passes'] + passes}
   after = Memory(learner.opt_state if s.keep_momentum else (), bars)
   return alternate.update(
       client, payload.model, learner, tree.where(takes_part, after, memory),

@@ -336,17 +336,17 @@ def _write(path: pathlib.Path | None,
   if path is None:
     return
   try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    merged: dict[str, Mapping[str, float]] = {**_read(path)}
-    for key, forms in known.items():
-      old = merged.get(key, {})
-      merged[key] = {**old, **{
-          form: taken if taken < math.inf else old.get(form, taken)
-          for form, taken in forms.items()}}
-    text = json.dumps({
-        key: {form: taken if taken < math.inf else None
-              for form, taken in forms.items()}
-        for key, forms in merged.items()}, indent=1, sort_keys=True)
-    disk.replace(path, text.encode())
+    with disk.alone(path.with_suffix('.lock')):
+      merged: dict[str, Mapping[str, float]] = {**_read(path)}
+      for key, forms in known.items():
+        old = merged.get(key, {})
+        merged[key] = {**old, **{
+            form: taken if taken < math.inf else old.get(form, taken)
+            for form, taken in forms.items()}}
+      text = json.dumps({
+          key: {form: taken if taken < math.inf else None
+                for form, taken in forms.items()}
+          for key, forms in merged.items()}, indent=1, sort_keys=True)
+      disk.replace(path, text.encode())
   except OSError:
     pass  # It is measured again next time.

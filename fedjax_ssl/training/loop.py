@@ -75,8 +75,9 @@ class Observer(NamedTuple):
     on_save: (round, {seed: {'state', 'totals'}}) at a checkpoint; to keep the
       arrays, copy them: the next rounds reuse their memory.
     on_progress: (round) after each call.
-    on_report: (Row) of `method.report`'s values for every seed, after each
-      round that is not evaluated; never if the method has no `report`.
+    on_report: (Row) of those values of `method.report` that are of every
+      round, for every seed, after each round that is not evaluated; never if
+      there are none.
   """
 
   on_row: Callable[[Row], None] = lambda row: None
@@ -185,6 +186,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
   done, snapshot = saved if saved is not None else (0, None)
   runs.start(snapshot)
   pace, ends = math.inf, False
+  tells = runs.reports_every_round()
   save = _Saver(runs, observer, checkpoint_every,
                 -1 if saved is None else done)
   with _listening() as heard:
@@ -195,7 +197,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
           break
         if is_late:
           save(done)
-        count = 1 if method.report else min(stop.round - done, most)
+        count = 1 if tells else min(stop.round - done, most)
         tick = time.monotonic()
         runs.advance(done, count)
         pace = max((time.monotonic() - tick) / count, 1e-9)

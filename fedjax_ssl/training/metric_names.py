@@ -100,6 +100,10 @@ _FIRST = (
            "guarantee, under dp_scope='generator'"),
 )
 _OTHERS = (
+    Metric('agreed_rate', 'share',
+           'FedLabel: used examples on whose label both models agree'),
+    Metric('bar', 'share', 'AdaMatch, FreeMatch: confidence from which an '
+           'example is used; SoftMatch: its mean confidence'),
     Metric('contrastive_loss', 'number',
            "mean of FedCon's, MOON's, ProxyFL's or Twin-sight's contrastive "
            'term'),
@@ -107,6 +111,9 @@ _OTHERS = (
            'of one dense model; mean over clients and rounds'),
     Metric('cost_up', 'number', 'FedMatch: the same sent by a client'),
     Metric('discriminator_loss', 'number', "of FedSSL's discriminator"),
+    Metric('local_mask_rate', 'share',
+           "FedLoKe: unlabeled examples whose label of the local model's "
+           'is used'),
     Metric('local_rate', 'share',
            'SAGE, FedLabel: the local model in the labels used'),
     Metric('mixup_loss', 'number',
@@ -120,6 +127,10 @@ _OTHERS = (
            "FedIRM's distance of class relations, over steps and rows"),
     Metric('reward', 'number', "FedDure's d: how much C-reg's labeled loss "
            'falls in a step, nats'),
+    Metric('second_rate', 'share',
+           'PDCFed: unlabeled examples in the second stage'),
+    Metric('tail_rate', 'share',
+           'FedGGp: unlabeled examples that learn a tail class beside'),
 )
 METRICS = {metric.name: metric for metric in (*_FIRST, *_OTHERS)}
 ORDER = tuple(metric.name for metric in _FIRST)

@@ -63,6 +63,9 @@ def stretch(method: Method, state: State, totals: Totals,
   def body(i, carry):
     state, totals = carry
     round_ = first + i
+    # This one is of no seed, so what it decides under a vmap of seeds stays
+    # one branch for all.
+    state = state._replace(round=jnp.asarray(round_, jnp.int32))
     state, metrics = method.round(
         state, federation.at(round_), round_, jax.random.fold_in(root, round_))
     totals = Totals(tree.add(totals.sums, metrics), totals.rounds + 1)
@@ -150,8 +153,8 @@ class Sequential:
 
   def _place(self) -> None:
     self._federations = sharding.federations(self._given, self._mesh)
-    self._own, self._rest = self._jitted(
-        *evaluate.in_turn(self._method, self._mesh))
+    self._own, self._rest, self._told = self._jitted(
+        *evaluate.in_turn(self._method, self._mesh), self._of_every_round)
 
   def _jitted(self, *functions: Callable[..., Any]) -> list[Any]:
     """Compiles functions whose results all devices get."""
@@ -219,18 +222,26 @@ class Sequential:
 
   def reports(self, round_: int) -> list[Row]:
     """Returns each seed's report, as far as it is of every round; or []."""
-    report = self._method.report
-    if report is None:
+    if not self.reports_every_round():
       return []
-    rows = [{name: value for name, value in report(
-        self._server(i), jnp.int32(round_)).items()
-             if name in BETWEEN} for i in range(len(self._seeds))]
-    return [Row(round_, seed, jax.device_get(row))
-            for seed, row in zip(self._seeds, rows, strict=True) if row]
+    return [Row(round_, seed, jax.device_get(
+        self._report(i, jnp.int32(round_)))) for i, seed in enumerate(
+            self._seeds)]
 
-  def _server(self, i: int) -> Any:
-    """Returns the server's record of a seed."""
-    return self._states[i].server
+  def reports_every_round(self) -> bool:
+    """Returns whether the method's report has something of every round."""
+    return bool(jax.eval_shape(
+        lambda round_: self._report(0, round_), jnp.int32(0)))
+
+  def _report(self, i: int, round_: jax.Array) -> Metrics:
+    """Computes what a seed's report has of every round."""
+    told: Metrics = self._told(self._states[i].server, round_)
+    return told
+
+  def _of_every_round(self, server: Any, round_: jax.Array) -> Metrics:
+    report = self._method.report
+    found = {} if report is None else report(server, round_)
+    return {name: value for name, value in found.items() if name in BETWEEN}
 
   def _all_scores(self) -> Iterable[Metrics]:
     """Evaluates the seeds, each when it is asked for."""
@@ -291,9 +302,11 @@ class Together(Sequential):
     self._program = jax.vmap(self._program,
                              in_axes=(0, 0, axes, None, None, 0))
     own, rest = evaluate.in_turn(self._method, self._mesh)
-    self._own, self._rest = self._jitted(
+    self._own, self._rest, self._told = self._jitted(
         jax.vmap(own, in_axes=(0, axes)),
-        jax.vmap(rest, in_axes=(0, axes, 0, 0)))
+        jax.vmap(rest, in_axes=(0, axes, 0, 0)),
+        lambda server, i, round_: self._of_every_round(
+            tree.take(server, i), round_))
     self._probe = evaluate.Probe(*map(np.stack, zip(
         *_alike(self._probes, *evaluate.Probe._fields), strict=True)))
 
@@ -326,8 +339,8 @@ class Together(Sequential):
     """Starts new sums of metrics."""
     self._total = sharding.whole(tree.zeros_like(self._total), self._mesh)
 
-  def _server(self, i):
-    return tree.take(self._state.server, i)
+  def _report(self, i, round_):
+    return self._told(self._state.server, jnp.int32(i), round_)
 
   def _totals_of_seeds(self):
     return [tree.take(self._total, i) for i in range(len(self._seeds))]

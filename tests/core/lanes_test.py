@@ -7,6 +7,7 @@ from typing import NamedTuple
 import chex
 import jax
 from jax import lax
+from jax.extend import core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from fedjax_ssl import data, methods
 from fedjax_ssl.core import lanes
 from fedjax_ssl.core.common_expressions import merge_equal
 from fedjax_ssl.testing import contract
+from fedjax_ssl.training import runner
+from tests import toy
 from tests.thorough import wider
 
 STEPS = np.array([7, 0, 3, 3, 5, 1, 0, 2], np.int32)
@@ -111,9 +114,10 @@ def test_what_no_client_decides_is_computed_outside_of_the_lanes():
 def test_a_computation_without_a_loop_is_one_without_steps():
   one = lanes.cut(merge_equal(lambda shared, slot: shared + slot.id),
                   jnp.int32(5), jax.tree.map(lambda x: x[0], SLOTS))
-  slot = jax.tree.map(lambda x: x[3], SLOTS)
-  lane = one.start(slot)
-  assert not one.goes_on(lane) and one.finish(slot, lane) == 8
+  assert one.loop is None
+  out = lanes.run(one, SLOTS, 3, lambda out, made, place: out.at[place].set(
+      made), jnp.zeros(len(STEPS), jnp.int32))
+  np.testing.assert_array_equal(out, SLOTS.id + 5)
 
 
 @pytest.mark.parametrize('width, longest', [
@@ -131,8 +135,9 @@ def two_rounds(text, **changes):
 
 
 @pytest.mark.parametrize('text', [
-    'scaffold', *wider('feddure', 'fedmatch', 'fedssl', 'fedtrinet', 'fixmatch',
-                       'flexmatch', 'local', 'rscfed', 'semifl')])
+    'scaffold', *wider('dpsgd', 'feddure', 'fedmatch', 'fedssl', 'fedtrinet',
+                       'fixmatch', 'fl2', 'flexmatch', 'local', 'rscfed',
+                       'semifl')])
 def test_lanes_make_what_clients_make_one_by_one(text):
   """Of fewer masked rows than chunks of the same size."""
   alone, (state, totals), (_, chunks) = (
@@ -156,6 +161,42 @@ def test_a_single_lane_makes_the_bits_of_one_by_one(text):
   alone, lane = (two_rounds(text, **changes) for changes in (
       {}, {'client_map': 'lanes', 'chunk_size': 1}))
   chex.assert_trees_all_equal(alone[0], lane[0])
+
+
+def loops(eqns):
+  """The loops over local steps, also inside of branches and other loops."""
+  for eqn in eqns:
+    if lanes.STEPS in str(eqn.source_info.name_stack).split('/') and (
+        eqn.primitive.name == 'while'):
+      yield eqn
+    else:
+      for jaxpr in core.jaxprs_in_params(eqn.params):
+        yield from loops(jaxpr.eqns)
+
+
+def size(eqn):
+  """Of how many operations something is made."""
+  return 1 + sum(size(inner) for jaxpr in core.jaxprs_in_params(eqn.params)
+                 for inner in jaxpr.eqns)
+
+
+@pytest.mark.parametrize('text', wider(
+    *sorted(set(methods.METHODS) - {'fedtrinet'})))
+def test_lanes_share_the_loop_in_which_clients_train(text, monkeypatch):
+  """Not one that labels rows. FedTriNet's is inside of a branch."""
+  cuts, cut = [], lanes.cut
+  def kept(*args):
+    cuts.append(cut(*args))
+    return cuts[-1]
+  monkeypatch.setattr(lanes, 'cut', kept)
+  federation = toy.federation('clients')[0]
+  method = methods.make(text, toy.task(client_map='lanes', chunk_size=2))
+  runner.totals_shape(method, federation, runner.state_shape(
+      method, federation))
+  assert any(one.loop is not None for one in cuts)
+  for one in cuts:
+    behind = [*loops(one.after)]
+    assert not behind or size(one.loop) > max(map(size, behind))
 
 
 _DEVICES = """

@@ -93,11 +93,12 @@ def check(name: str, form: dict[str, Any]) -> None:
       assert leaf.shape == shape and leaf.dtype == jnp.float32, (key, leaf)
     if key in SUMMED:
       assert not isinstance(value, Ratio), f'{key} adds up over rounds'
-  unknown = [n for n in form if n not in metric_names.METRICS
-             and not re.search(rf'\b{n}\b', own_words(name))]
+  unknown = [n for n in form if n not in metric_names.METRICS and (
+      n.endswith('_rate') or not re.search(rf'\b{n}\b', own_words(name)))]
   assert not unknown, (
       f'{unknown} of {name}: explain them in '
-      f'fedjax_ssl/training/metric_names.py or in the docstring of {name}')
+      f'fedjax_ssl/training/metric_names.py, shares there alone, or in the '
+      f'docstring of {name}')
 
 
 # Labels at the clients: with the contract, for which a round is traced anyhow.

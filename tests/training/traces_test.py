@@ -5,10 +5,13 @@ import dataclasses
 import inspect
 
 import jax
+from jax import lax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl import methods
+from fedjax_ssl.core.types import State
 from fedjax_ssl.training import runner
 from tests import toy
 
@@ -58,3 +61,23 @@ def test_sharing_the_trace_changes_no_bit(counter):
     runs.advance(0, 3)
     ends.append(jax.device_get(runs.snapshot()))
   jax.tree.map(np.testing.assert_array_equal, *ends)
+
+
+def test_seeds_decide_by_the_round_together():
+  """Else both branches would run in every round, as of a warm-up's sampler."""
+  def round_(state, federation, number, key):
+    del federation, number
+    def shuffled():
+      return jax.random.permutation(key, state.server)
+    return state._replace(server=lax.cond(
+        state.round < 1, shuffled, lambda: state.server)), {}
+  method = methods.make('fedavg', toy.task())._replace(round=round_)
+  state = State(jnp.arange(9.).reshape(3, 3), (), jnp.zeros(3, jnp.int32))
+  totals = runner.Totals({}, jnp.zeros(3))
+  federation, _ = toy.federation()
+  def run(state, totals, keys):
+    return runner.stretch(method, state, totals, federation, jnp.int32(0),
+                          jnp.int32(2), keys)
+  program = str(jax.make_jaxpr(jax.vmap(run))(
+      state, totals, jax.random.split(jax.random.key(0), 3)))
+  assert program.count('cond[') == 1 and 'select_n' not in program

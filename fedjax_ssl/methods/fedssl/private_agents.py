@@ -16,12 +16,11 @@ import math
 from typing import Any
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_ssl.core import checks, sampling
+from fedjax_ssl.core import checks, local_training, sampling
 from fedjax_ssl.core.local_training import descend
 from fedjax_ssl.core.types import Cohort, Federation, PyTree, Task
 from fedjax_ssl.data import batching
@@ -154,11 +153,12 @@ def train(problem: gmixup.Problem, scope: str,
                  [p for p in parts if p in trained], made, keys[3])
 
   states = gmixup.start(nets, optimizers)
-  carry = lax.fori_loop(0, steps, body, (nets, states))
+  carry = local_training.loop(0, steps, body, (nets, states))
   if scope == 'generator':
     usual = batching.num_steps(task, shard, 'labeled')
-    carry = lax.fori_loop(steps, jnp.where(steps > 0, usual, 0),
-                          functools.partial(body, parts=('model',)), carry)
+    carry = local_training.loop(
+        steps, jnp.where(steps > 0, usual, 0),
+        functools.partial(body, parts=('model',)), carry)
   return carry[0]
 
 

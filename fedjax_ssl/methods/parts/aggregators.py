@@ -5,12 +5,13 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import inspect
-import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_ssl import aggregation
+from fedjax_ssl.aggregation import robust
 from fedjax_ssl.core import (
   blame,
   checks,
@@ -187,7 +188,7 @@ def too_few(text: str, size: int) -> str:
   if name not in ('krum', 'multi_krum') or _is_own(text):
     return ''
   share = choices.resolved(text, AGGREGATORS)['share']
-  hostile = math.ceil(share * size - 1e-3)  # As `aggregation.krum` rounds.
+  hostile = int(robust.num_hostile(share, jnp.int32(size)))
   needed = 2 * hostile + 3
   if size >= needed or name == 'multi_krum' and not share:
     return ''
