@@ -215,6 +215,27 @@ def test_a_square_larger_than_the_image_names_its_view():
                  jnp.int32(0), jax.random.key(0))
 
 
+@pytest.mark.parametrize('options, words', [
+    ({'batch_size': 8}, "mean 'labeled_batch' or 'unlabeled_batch'?"),
+    ({'num_epochs': 2}, "mean 'local_epochs'?"),
+    ({'clients_per_round': 3}, "mean 'cohort_size'?"),
+    ({'cohort': 3}, "mean 'cohort_size'?"),
+    ({'clients': np.array(['cy', 'bob'])}, "'client_train': clients"),
+    ({'dataset': {'x_train': (), 'y_train': (), 'x_test': (), 'y_test': (),
+                  'client': ()}}, 'client_train')])
+def test_what_fit_is_told_in_other_words(options, words):
+  with pytest.raises(TypeError) as error:
+    fedjax_ssl.fit('fixmatch', **{'dataset': 'digits', **options})
+  assert words in str(error.value)
+
+
+def test_of_a_long_value_the_beginning_is_shown():
+  with pytest.raises(fedjax_ssl.config.FieldError) as error:
+    fedjax_ssl.fit('fixmatch', 'digits', alpha=np.arange(1000.))
+  assert str(error.value).startswith('alpha=[0.0, 1.0, 2.0, ')
+  assert len(str(error.value)) < 200
+
+
 @pytest.mark.parametrize('call', [
     lambda: losses.cross_entropy(LOGITS, np.eye(4, dtype=int), MASK),
     lambda: losses.cross_entropy(LOGITS, jnp.ones((4, 1)), MASK),

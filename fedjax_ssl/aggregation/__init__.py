@@ -11,6 +11,7 @@ mean is zero, so average updates rather than models: a round without
 participants then changes nothing. A row of weight zero may hold NaN or
 infinity. What a rule makes of a weight that is NaN, infinite or negative is its
 own affair: use `finite_or_zero` first, and the row is as absent by every rule.
+Of no rows at all, K = 0, a mean is zero; the robust rules raise ValueError.
 A client's weight comes from `core.client_weights`.
 
 A number of the host that is out of its range raises ValueError. One that JAX
@@ -19,6 +20,7 @@ holds, as under `jax.jit`, is not read.
 Inside `jax.shard_map` or `jax.pmap`, where each device holds the rows of some
 clients, give the means `axis_name`, the mesh axis over which the clients are
 spread: the devices then exchange sums, and each gets the mean over all clients.
+`sub_consensus_mean`, whose groups are indices of rows, has none.
 """
 from __future__ import annotations
 

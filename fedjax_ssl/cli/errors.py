@@ -20,6 +20,7 @@ from fedjax_ssl.core import (
   knobs,
   registry,
 )
+from fedjax_ssl.running import other_names
 
 # Faults that may be gone at another try.
 _PASSING = frozenset((
@@ -119,18 +120,6 @@ def wrong_value(error: flags.IllegalFlagValueError) -> tuple[str, str]:
   return (value, f'{colon}{reason.rstrip(".")}') if value else (text, '')
 
 
-# What other programs call our flags.
-_ELSEWHERE = {
-    **dict.fromkeys(('batch_size', 'bs'), ('labeled_batch', 'unlabeled_batch')),
-    **dict.fromkeys(('clients_per_round', 'num_participants', 'participation',
-                     'fraction_fit', 'sample_clients'), ('cohort_size',)),
-    **dict.fromkeys(('dirichlet_alpha', 'dir_alpha'), ('alpha',)),
-    **dict.fromkeys(('global_rounds', 'comm_rounds', 'communication_rounds'),
-                    ('num_rounds',)),
-    **dict.fromkeys(('local_ep', 'num_epochs'), ('local_epochs',)),
-    **dict.fromkeys(('gpu', 'gpus', 'device'), ('num_devices',))}
-
-
 def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
              ) -> str:
   """Returns the message for an unknown flag.
@@ -150,8 +139,8 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
     value = repr(ast.literal_eval(value)) if '=' in word else value
   if re.fullmatch(r'[A-Za-z]\w*', value):
     value = repr(value)
-  if knob in _ELSEWHERE:
-    return f'{word} is no flag. {_did_you_mean(_ELSEWHERE[knob])}'
+  if ours := other_names.ours(knob):
+    return f'{word} is no flag. {_did_you_mean(ours)}'
   near = re.findall(r'Did you mean: (.*) \?', str(error))
   meant = f'. Did you mean --{near[0].replace(", ", ", --")}?' if near else ''
   if near and _is_typo(knob):  # Said at once, without loading JAX.

@@ -15,6 +15,7 @@ MOST, LEAST = 3.4028234663852886e38, 1.1754943508222875e-38
 
 # JAX cuts larger seeds to 32 bits, and two runs would be one.
 LARGEST_SEED = 2**32 - 1
+_WIDTH = 80  # Of a value in a message, in characters.
 
 # Fields whose flag has a name that Python keeps for itself.
 _FLAGS = {'imports': 'import'}
@@ -49,12 +50,19 @@ class FieldError(ValueError):
     reason = cause.text(mark) if isinstance(cause, FieldError) else self.reason
     given = ' and '.join(
         f'{mark}{flag(name) if mark else name}'
-        + ('' if value is True and mark else f'={value}')
+        + ('' if value is True and mark else f'={_shown(value)}')
         for name, value in self._fields.items())
     return f'{given}: {reason}'
 
   def __str__(self) -> str:
     return self.text()
+
+
+def _shown(value: Any) -> str:
+  """Returns a value's text, of a long array or list its beginning."""
+  text = str(value)
+  is_long = not isinstance(value, str) and len(text) > _WIDTH
+  return f'{text[:_WIDTH - 3]}...' if is_long else text
 
 
 class LengthError(ValueError):

@@ -14,6 +14,7 @@ from collections.abc import (
   Mapping,
 )
 import inspect
+import math
 import os
 import re
 from typing import Any, TypeVar
@@ -34,7 +35,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
 
   Args:
     text: a name, or a name with keyword arguments whose values are Python
-      literals. Nothing is evaluated. A name may have a place before it, as in
+      literals or `inf`. Nothing is evaluated. A name may have a place before it, as in
       `./mine.py:name` or `package.module:name`.
 
   Returns:
@@ -64,11 +65,16 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
   if twice := [knob for knob in given if given.count(knob) > 1]:
     raise ValueError(f'{text!r} gives {twice[0]} twice.')
   try:
-    knobs = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
+    knobs = {str(k.arg): _value(k.value) for k in node.keywords}
   except (ValueError, TypeError, MemoryError, RecursionError):
     raise ValueError(f'{form}; values must be literals: words in quotes, as in '
-                     "server='fedprox', infinity is 1e999") from None
+                     "server='fedprox', infinity is inf") from None
   return node.func.id, knobs
+
+
+def _value(node: ast.expr) -> Any:
+  is_infinite = isinstance(node, ast.Name) and node.id == 'inf'
+  return math.inf if is_infinite else ast.literal_eval(node)
 
 
 def name_of(text: str) -> str:

@@ -9,6 +9,7 @@ import os
 import tempfile
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from fedjax_ssl import config, data, methods
@@ -23,6 +24,7 @@ from fedjax_ssl.fitting.run import Run
 from fedjax_ssl.report import command
 from fedjax_ssl.running import (
   devices,
+  other_names,
   partitions,
   runs,
   settings,
@@ -172,6 +174,10 @@ def _as_knob(method: str | Callable[..., Method], word: str, value: Any
   return ''
 
 
+def _meant(names: Collection[str]) -> str:
+  return f' Did you mean {" or ".join(map(repr, names))}?' if names else ''
+
+
 def _given(method: str | Callable[..., Method], options: Mapping[str, Any]
            ) -> dict[str, Any]:
   """Returns the options by their long names, as plain values."""
@@ -183,12 +189,16 @@ def _given(method: str | Callable[..., Method], options: Mapping[str, Any]
       why = (' It is of the programs.' if name in _PROGRAMS else
              f" It is one of the data's: {{'x_train': x, ..., {word!r}: ...}}."
              if word in _OF_DATA else _as_knob(method, word, value)
-             or checks.near(word, [*known, *_SHORT, 'setting', 'progress']))
+             or _meant(other_names.ours(word)) or checks.near(
+                 word, [*known, *_SHORT, 'setting', 'progress']))
       raise TypeError(f'fit has no option {word!r}.{why} All options are the '
                       'fields of fedjax_ssl.config.Config.')
     if name in given:
       short = next(word for word, long in _SHORT.items() if long == name)
       raise TypeError(f'{name} is given twice; {short} is short for it.')
+    if name == 'num_clients' and not isinstance(value, str) and np.ndim(value):
+      raise TypeError(f"{word} is a number; who owns which row goes with the "
+                      "data: {'x_train': x, ..., 'client_train': clients}.")
     # Numbers of NumPy's or JAX's, or a few of them, as Python's.
     given[name] = value.tolist() if hasattr(value, 'dtype') and hasattr(
         value, 'tolist') else value

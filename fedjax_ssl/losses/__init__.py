@@ -2,9 +2,12 @@
 
 FixMatch's loss is `fixmatch`, in `semi_supervised`.
 
-Every loss is `(student, target, mask, *, ...) -> (loss, metrics)`, over the
-real rows of a batch; see `supervised`. These modules need JAX, NumPy
-and `fedjax_ssl.arguments` alone, so that they can be used in other code.
+A loss of rows is `(student, target, mask, *, ...) -> (loss, metrics)`, over the
+real rows of a batch; see `supervised`. `fairness` compares a batch's mean with
+targets of its own, `adversarial` has no targets; `accuracy` and what measures
+models (`proximal`, `squared_distance`, `l1_norm`) return a number alone. These
+modules need JAX, NumPy and `fedjax_ssl.arguments` alone, so that they can be
+used in other code.
 """
 from fedjax_ssl.losses import adversarial
 from fedjax_ssl.losses.distances import l1_norm, proximal, squared_distance

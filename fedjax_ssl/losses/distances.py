@@ -15,6 +15,10 @@ from fedjax_ssl.losses.rows import (
 def squared_distance(a: PyTree, b: PyTree) -> jax.Array:
   r"""Computes the sum :math:`\|a - b\|^2` over all leaves, float32[].
 
+  Args:
+    a: pytree of arrays.
+    b: pytree of the same structure and shapes.
+
   Raises:
     ValueError: unless both have the same structure and shapes.
   """

@@ -1,7 +1,7 @@
 r"""Losses on labels.
 
-Every loss is `(student, target, mask, *, ...) -> (loss, metrics)`: logits of
-the model in training first, then what it is trained towards. It is
+Every loss here is `(student, target, mask, *, ...) -> (loss, metrics)`: logits
+of the model in training first, then what it is trained towards. It is
 :math:`\sum_i m_i l_i / \max(\sum_i m_i, 1)`: a masked row changes
 neither value nor derivative whatever it holds, and a batch without rows costs
 0. `reduction='none'` gives the rows instead of their mean.

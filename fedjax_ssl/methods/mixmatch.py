@@ -101,9 +101,8 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
   'original' spreads its ramp over the run. The authors' ramp ends after 16,384
   of 1,048,576 steps. The same share here, ramp=0.015625, would end within the
   first round; the weight of 75 then keeps the network predicting what it
-  predicts untrained, one class for everything. In the test setting of `uda`,
-  1,200 steps, such a ramp gives 43.6 %, one over the run 96.4, labels alone
-  88.9. The 16,384 steps themselves are more than the whole run.
+  predicts untrained, one class for everything. The 16,384 steps themselves are
+  more than many whole runs.
 
   Args:
     task: the static choices.

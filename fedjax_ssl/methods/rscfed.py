@@ -174,7 +174,7 @@ def rscfed(task: Task, *, profile: str = 'official', groups: int = 3,
     literal: whether to follow the released code even where it seems to have a
       slip. It leaves out the first of the two factors in a group without client
       0, even if others in it have labels; with two labeled clients and
-      multiplier 6 shares differ by up to .33. And under norm='batch' each
+      multiplier 6 shares differ by up to .42. And under norm='batch' each
       layer's counter of steps enters the distance, so that a client that takes
       more or fewer steps than the mean counts as far away; the metric
       counted_steps, the steps of a client, is then reported. False multiplies

@@ -331,8 +331,9 @@ def _note(folder: pathlib.Path, stored: dict[str, Any], flags: dict[str, Any],
   if differs:
     moved = changes_lib.between({k: before.get(k) for k in differs}, differs)
     logging.warning(
-        'The run in %s continues elsewhere: %s. Equal bits are promised for '
-        'equal versions and machines only.', folder, changes_lib.listed(moved))
+        'The run in %s continues under other conditions: %s. Equal bits are '
+        'promised for equal versions and machines only.', folder,
+        changes_lib.listed(moved))
   stored['flags'] = flags
   if changes or differs:
     stored['restarts'] = [*stored['restarts'], {

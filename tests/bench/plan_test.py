@@ -55,6 +55,18 @@ class BedTest(parameterized.TestCase):
     self.assertLen(set(bed.rates), len(bed.rates))
 
   @parameterized.named_parameters((name, bed) for name, bed in BEDS.items())
+  def test_search_is_one_seed_of_the_first_skew(self, bed):
+    first, *others = bed.skews.values()
+    self.assertNotEmpty(others)
+    run = plan.search_run(ENTRIES['fixmatch'], bed,
+                          plan.Configuration(0, bed.rates[0], {}))
+    self.assertEqual(run.setting, first.get('setting', bed.setting))
+    self.assertContainsSubset(
+        {f'--{flag}={value}' for flag, value in first.items()
+         if flag != 'setting'}, run.flags)
+    self.assertIn(f'--seeds={plan.SEARCH_SEED}', run.flags)
+
+  @parameterized.named_parameters((name, bed) for name, bed in BEDS.items())
   def test_every_run_can_start(self, bed):
     """The program reads its flags, and its method may be given such knobs."""
     task = toy.task(labels_at=bed.flags.get('labels_at', 'clients'))

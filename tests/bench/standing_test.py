@@ -149,6 +149,12 @@ class ReadTest(absltest.TestCase):
     self.assertAlmostEqual(clients.worst(
         per_client.weighed(np.array([.9, .1]), mixes)), (.1 + .5) / 2)
 
+  def test_the_worst_tenth_is_at_least_one_client(self):
+    """Of 25 clients two: 2.5 is rounded to an even number."""
+    self.assertEqual(clients.worst(np.arange(9.)), 0)
+    self.assertEqual(clients.worst(np.arange(12.)), 0)
+    self.assertEqual(clients.worst(np.arange(25.)), .5)
+
   def test_client_rows(self):
     file = pathlib.Path(
         self.enterContext(tempfile.TemporaryDirectory()), 'partition_0.npz')

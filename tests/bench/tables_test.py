@@ -112,6 +112,22 @@ def test_refuses_files_that_are_no_table(bench, stored, said):
   assert 'Error' not in errors and not (file.parent / 'out').exists()
 
 
+def test_a_row_gains_skews_on_the_same_data_alone(tmp_path):
+  file = tmp_path / 'clients.json'
+  file.write_text(json.dumps(made_up.table()))
+  whole = records.read(file, BED, COUNT, made_up.CHANGED)['fixmatch']
+  def only(skew, data):
+    return whole._replace(measured={skew: whole.measured[skew]},
+                          environments={skew: whole.environments[skew]},
+                          data={skew: data})
+  first, second, *_ = BED.skews
+  mine = only(first, 'a')
+  assert mine.with_skews_of(only(second, 'b')) is mine
+  both = mine.with_skews_of(only(second, 'a'))
+  assert {*both.measured} == {*both.environments} == {first, second}
+  assert both.data == {first: 'a', second: 'a'}
+
+
 @pytest.mark.parametrize('text', ['{"configurations": Infinity}', '{', '[]'])
 def test_a_damaged_table_has_the_default_number(tmp_path, text):
   file = tmp_path / 'clients.json'

@@ -26,6 +26,10 @@ def test_knobs_arrive_and_defaults_stay():
       'x': [1, -2.5],
       'y': None
   })
+  for text in ('inf', '1e999'):
+    name, given = registry.parse(f'a(x={text})')
+    assert given == {'x': float('inf')}
+    assert registry.parse(registry.written(name, given)) == (name, given)
 
 
 @pytest.mark.parametrize('text, words', [

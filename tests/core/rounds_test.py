@@ -127,6 +127,7 @@ def test_padding_slots_do_not_count_and_touch_no_memory():
   np.testing.assert_array_equal(after.memory, [1, 0, 1, 0, 0, 0])
   # Client 2 gets the number and has no weight, so it sends nothing.
   assert metrics['bytes_up'] == 4 and metrics['bytes_down'] == 2 * 4
+  assert metrics['id'] == (0, 1)  # Nor is it in any mean.
 
 
 def test_weights_all_zero_change_nothing():
@@ -230,17 +231,19 @@ def test_a_rule_gets_a_part_of_every_message_beside_the_mean(changes):
 @pytest.mark.parametrize('changes', [
     {}, {'client_map': 'vmap'}, {'client_map': 'vmap', 'chunk_size': 2}])
 def test_an_update_that_could_overflow_the_sum_is_left_out(rule, changes):
-  """Finite and within every norm, but not if weighted."""
+  """Finite and within every norm; one of the two is so only if weighted."""
+  odd = jnp.array([1e38, 4e37, 0, 0, 0, 0])
+  assert odd[1] < np.finfo(np.float32).max / (2 * 4) < toy.LABELED[1] * odd[1]
   def huge(payload, client, key):
     update = count(payload, client, key)
-    odd = jnp.where(client.id == 1, 1e38, 0.0)
-    return update._replace(message={'id': update.message['id'] + odd})
+    return update._replace(
+        message={'id': update.message['id'] + odd[client.id]})
   one = rounds.client_pass(
-      toy.task(**changes), huge, rule, sample=fixed([[1, 3, 5]]))
+      toy.task(**changes), huge, rule, sample=fixed([[0, 1, 3, 5]]))
   after, metrics = run(one, state())
   np.testing.assert_allclose(after.server, (3 * 3 + 5 * 5) / 8, rtol=1e-6)
   np.testing.assert_array_equal(after.memory, [0, 0, 0, 1, 0, 1])
-  assert metrics['num_rejected'] == 1
+  assert metrics['num_rejected'] == 2
 
 
 @pytest.mark.parametrize('relay', [False, True])

@@ -271,6 +271,8 @@ class SelfTrainingTest(parameterized.TestCase):
       ('uda', lambda w: losses.uda(STRONG, w, MASK)[0]),
       ('consistency', lambda w: losses.consistency(STRONG, w, MASK)[0]),
       ('helpers', lambda w: losses.inter_client_kl(STRONG, w[None], MASK)[0]),
+      ('fairness', lambda w: losses.fairness(
+          STRONG, jax.nn.softmax(w[0]), MASK, histogram=SOFT[0])[0]),
       ('soft', lambda w: losses.soft_pseudo_label(w[None]).max()),
       ('relation', lambda w: losses.relation_matching(
           softmax(STRONG[:C]), jax.nn.softmax(w[:C]))[0]),
@@ -308,6 +310,12 @@ class UdaTest(parameterized.TestCase):
     np.testing.assert_allclose(loss, (kept * rows).sum() / 4, rtol=1e-4)
     np.testing.assert_allclose(metrics['mask_rate'], kept.sum() / 4)
 
+  def test_a_row_that_is_just_as_sure_as_the_threshold_is_left_out(self):
+    """FixMatch keeps it, as the formulas of the two say."""
+    even = np.zeros((1, 2), np.float32)
+    for loss, rate in ((losses.uda, 0), (losses.fixmatch, 1)):
+      self.assertEqual(loss(even, even, threshold=0.5)[1]['mask_rate'], rate)
+
   @parameterized.parameters(2, 3, 7, 10, 100)
   def test_annealing_ends_by_keeping_all(self, num_classes):
     eta = losses.tsa_threshold(50, 50, num_classes=num_classes)
@@ -340,6 +348,13 @@ class ConsistencyTest(parameterized.TestCase):
     np.testing.assert_allclose(
         losses.squared_error(LOGITS, SOFT, MASK)[0],
         (MASK * rows).sum() / 4 / C, rtol=1e-5)
+
+  def test_half_a_row_diverges_half_as_much(self):
+    whole, half = (losses.target_kl(
+        LOGITS, SOFT, np.full(B, mask, np.float32), reduction='none')[0]
+                   for mask in (1, .5))
+    np.testing.assert_allclose(whole, kl(SOFT, softmax(LOGITS)), rtol=1e-4)
+    np.testing.assert_allclose(half, whole / 2, rtol=1e-5)
 
   def test_helpers_by_hand(self):
     rows = kl(softmax(HELPERS), softmax(LOGITS)).sum(0)

@@ -91,6 +91,14 @@ class TargetsTest(parameterized.TestCase):
     self.assertEqual(label[0], want)
     self.assertEqual(accepted[0], 1)
 
+  @parameterized.parameters(((1, 1), 1), ((1, 0), 0), ((0, 0), 0))
+  def test_an_empty_place_has_no_vote(self, present, want):
+    ballot = 9 * np.eye(C, dtype=np.float32)
+    label, _ = losses.agreement_vote(
+        ballot[[0]], ballot[[1, 1]][:, None],
+        present=np.array(present, np.float32))
+    self.assertEqual(label[0], want)
+
   def test_vote_asks_for_the_own_models_confidence(self):
     sure, unsure = 9 * np.eye(C, dtype=np.float32)[[0]], np.zeros((1, C))
     self.assertEqual(losses.agreement_vote(unsure, sure[None])[1][0], 0)

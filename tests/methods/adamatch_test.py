@@ -69,6 +69,16 @@ def test_a_window_is_a_mean_of_the_last_batches():
   np.testing.assert_array_equal(nobody.shares, seen.shares)
 
 
+def test_a_server_that_saw_no_row_changes_no_target():
+  """And the bar is FixMatch's own."""
+  seen = adamatch.Seen(jnp.full(2, .5), jnp.array([.3, .7]), jnp.zeros(()))
+  after = adamatch.renewed(
+      seen, (jnp.full((1, 2), .5), jnp.ones(1)), None, adamatch.Told(
+          jnp.zeros(()), jnp.zeros(()), jnp.zeros(2)), threshold=.9, decay=.5)
+  np.testing.assert_array_equal(after.target, seen.target)
+  np.testing.assert_allclose(after.bar, .9, rtol=1e-6)
+
+
 def test_the_bar_follows_the_labeled_rows():
   """And is FixMatch's own at a client that has none."""
   federation, _ = toy.federation()

@@ -144,6 +144,17 @@ def test_the_server_goes_back_to_its_model_of_five_rounds_ago():
   chex.assert_trees_all_close(later.model, tree.add(servers[3].model, sent))
 
 
+def test_the_first_record_is_the_model_at_the_end_of_the_warm_up():
+  method = methods.make('cbafed(interval=3, warmup=0.5)',
+                        toy.task(schedule_rounds=4))  # Two rounds of it.
+  server = method.init(toy.key(0), toy.federation()[0]).server
+  sent = jax.tree.map(jnp.ones_like, server.model)
+  warm = _closed(method, _closed(method, server, sent, 0), sent, 1)
+  chex.assert_trees_all_equal(warm.record, warm.model)
+  later = _closed(method, warm, sent, 2)
+  chex.assert_trees_all_equal(later.record, warm.model)
+
+
 def _closed(method, server, mean, round_):
   """The server after a round in which clients sent this mean."""
   federation, _ = toy.federation()

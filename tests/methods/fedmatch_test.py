@@ -245,6 +245,19 @@ def test_the_unlabeled_loss_in_numpy():
   np.testing.assert_allclose(total, (label != weak.argmax(-1))[sure].sum())
 
 
+@pytest.mark.parametrize('over_helpers', ['mean', 'sum'])
+def test_an_empty_place_of_a_helper_changes_no_loss(over_helpers):
+  sigma, psi, batch = parts()
+  other = jax.random.normal(KEY, (3, 5, toy.NUM_CLASSES)) * 2
+  def loss(advice, present):
+    return fm.unlabeled_loss(
+        task(), sigma, psi, {}, batch, KEY, weights=fm.Weights(
+            num_helpers=len(advice), threshold=0.4, over_helpers=over_helpers),
+        panel=lambda inputs: advice, present=jnp.array(present))[0]
+  np.testing.assert_allclose(loss(other, [1., 0., 1.]),
+                             loss(other[::2], [1., 1.]), rtol=1e-6)
+
+
 def test_sparse_differs_from_dense_by_l1_alone():
   sigma, psi, _ = parts()
   flat = [np.concatenate([np.ravel(x) for x in jax.tree.leaves(part)])

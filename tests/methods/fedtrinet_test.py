@@ -159,6 +159,16 @@ def accepted(state):
   return np.asarray(state.memory.labels)
 
 
+def sureness(server, federation):
+  """The mean largest probability on the clients' unlabeled rows."""
+  tops = []
+  for rows, count in zip(federation.clients.unlabeled,
+                         federation.clients.num_unlabeled, strict=True):
+    logits = toy.task().apply(server.model, federation.train.inputs[rows])
+    tops += jax.nn.softmax(logits).max(-1)[:count].tolist()
+  return np.mean(tops)
+
+
 def test_an_accepted_label_is_never_revised():
   states = history(TEXT)
   counts = []
@@ -178,17 +188,9 @@ def test_an_accepted_label_is_never_revised():
 def test_the_confidence_is_measured_on_unlabeled_rows_of_training():
   """After phase 1: mean largest probability, clients without labels too."""
   before, after = history(TEXT)[:2]
-  federation, _ = toy.federation()
-  tops = []
-  for i, m in enumerate(toy.UNLABELED):
-    if m:
-      rows = federation.clients.unlabeled[i, :m]
-      logits = toy.task().apply(before.server.model,
-                                federation.train.inputs[rows])
-      tops += jax.nn.softmax(logits).max(-1).tolist()
-  np.testing.assert_allclose(after.server.confidence, np.mean(tops), rtol=1e-5)
-  np.testing.assert_allclose(after.server.threshold, 4.5 * np.mean(tops),
-                             rtol=1e-5)
+  want = sureness(before.server, toy.federation()[0])
+  np.testing.assert_allclose(after.server.confidence, want, rtol=1e-5)
+  np.testing.assert_allclose(after.server.threshold, 4.5 * want, rtol=1e-5)
 
 
 def test_hidden_labels_are_not_read_in_the_second_phase():
@@ -241,7 +243,10 @@ def test_a_client_without_labels_measures_and_moves_nothing():
     state, metrics = one_round_on(federation)
     servers.append(state.server)
   chex.assert_trees_all_close(servers[0].model, servers[1].model, rtol=1e-6)
-  assert 0 < servers[0].confidence < 1 and servers[1].confidence == 0
+  start = program()[0].init(KEY, federation).server
+  np.testing.assert_allclose(servers[0].confidence, sureness(
+      start, only_labels_or_none()), rtol=1e-5)
+  assert servers[1].confidence == 0
   assert metrics['train_loss'].rows == 4
 
 
@@ -251,14 +256,17 @@ def test_what_nobody_could_measure_is_measured_later():
       federation, clients=federation.clients._replace(
           num_unlabeled=jnp.zeros(toy.NUM_CLIENTS, jnp.int32))))
   after, _ = one_round_on(federation, few)
-  assert few.server.confidence == 0 < after.server.confidence < 1
+  assert few.server.confidence == 0
+  np.testing.assert_allclose(after.server.confidence, sureness(
+      few.server, federation), rtol=1e-5)
   again, _ = one_round_on(federation, after)
   assert again.server.confidence == after.server.confidence
 
 
 def test_what_is_measured_does_not_drown_the_change_in_the_norm():
   for states in (history(TEXT), history(TEXT, rounds=1, max_update_norm=3.0)):
-    assert states[1].server.confidence > 0
+    np.testing.assert_allclose(states[1].server.confidence, sureness(
+        states[0].server, toy.federation()[0]), rtol=1e-5)
 
 
 def test_the_official_profile_tunes_what_the_paper_freezes():

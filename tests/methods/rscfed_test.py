@@ -136,6 +136,18 @@ def test_a_group_of_nobody_does_not_count():
   chex.assert_trees_all_close(got, want, atol=1e-6)
 
 
+def test_a_client_that_is_absent_chooses_no_scale():
+  stacked, sizes = five_clients()
+  there = np.arange(5) > 0
+  def mean(labeled):
+    return rscfed.aggregate_groups(
+        tree.take(stacked, np.arange(5)[None]), (sizes * there)[None],
+        labeled[None], beta=20.0, labeled_beta=0.0)
+  chex.assert_trees_all_equal(mean(LABELED), mean(np.zeros(5, bool)))
+  assert not np.allclose(mean(LABELED)['dense'].kernel,
+                         mean(np.arange(5) == 1)['dense'].kernel)
+
+
 @functools.lru_cache
 def updater(text, model='linear', **changes):
   """(received server record, client -> Update) on the toy federation."""
@@ -253,10 +265,14 @@ def shares(models, sizes, labeled, ids, *, beta, multiplier, literal):
 
 
 @pytest.mark.parametrize('literal', [False, True])
-@pytest.mark.parametrize('ids', [(1, 3, 4), (3, 0, 1)])
+@pytest.mark.parametrize('ids, absent', [
+    ((1, 3, 4), None), ((3, 0, 1), None), ((3, 1, 0), 0)])
 @pytest.mark.parametrize('model', ['linear', 'conv'])
-def test_a_literal_aggregation_is_the_released_one(literal, ids, model):
-  """Clients 0 and 1 have labels; counters are those of batch norm alone."""
+def test_a_literal_aggregation_is_the_released_one(literal, ids, absent, model):
+  """Clients 0 and 1 have labels; counters are those of batch norm alone.
+
+  Who is absent has weight 0, and the code does not have it in the group.
+  """
   federation, _ = toy.federation()
   task = toy.task(model)
   method = methods.make(
@@ -273,7 +289,8 @@ def test_a_literal_aggregation_is_the_released_one(literal, ids, model):
   assert method.aggregate is not None
   got = method.aggregate(
       zero, Update(
-          tree.take(stacked, order[None]), sizes[order][None], (), {
+          tree.take(stacked, order[None]),
+          (sizes[order] * (order != absent))[None], (), {
               'labeled_share': jnp.asarray(order < 2, jnp.float32)[None],
               'counted_steps': steps[order][None]}),
       Cohort(jnp.asarray(order)[None], jnp.ones((1, 3), bool)),
@@ -282,11 +299,12 @@ def test_a_literal_aggregation_is_the_released_one(literal, ids, model):
   layers = [np.asarray(x, np.float64) for x in jax.tree.leaves(stacked)]
   counters = [steps] * (len(jax.tree.leaves(server.model.stats)) // 2)
   assert bool(counters) == (task.model.norm == 'batch')
+  there = [k for k in ids if k != absent]
   share = shares(layers + counters if literal else layers,
-                 sizes.astype(np.float64), {0, 1}, ids, beta=0.5,
+                 sizes.astype(np.float64), {0, 1}, there, beta=0.5,
                  multiplier=6.0, literal=literal)
   chex.assert_trees_all_close(got, jax.tree.map(
-      lambda x: np.einsum('k,k...->...', share, np.asarray(x)[order]),
+      lambda x: np.einsum('k,k...->...', share, np.asarray(x)[there]),
       stacked), atol=1e-6)
 
 

@@ -351,9 +351,10 @@ def test_a_round_by_hand():
   np.testing.assert_allclose(momentum[1], trace[0], rtol=1e-3, atol=1e-5)
 
 
-def test_a_warm_up_is_so_many_passes_of_the_server():
+@pytest.mark.parametrize('steps', [0, 2])
+def test_a_warm_up_is_so_many_passes_of_the_server(steps):
   """Whole batches, nobody sure: the server's steps are all there is."""
-  task = _task()
+  task = _task(local_steps=steps)
   text = 'semifl(threshold=1.1, keep_momentum=False, clip_norm=1e999{})'
   _, warm, _ = _rounds(text.format(', warmup_passes=3'), 1, task)
   _, plain, _ = _rounds(text.format(''), 4, task)

@@ -304,6 +304,13 @@ def test_a_bound_and_a_run_in_doubt_are_not_the_best(tmp_path):
   assert pairs.best(found[1:2]) == 0
 
 
+def test_of_equals_the_first_is_the_best(tmp_path):
+  found = stored_runs.load([
+      fake.write(tmp_path / method, [fake.row(20, .6)],
+                 fake.config(method=method)) for method in ('uda', 'fixmatch')])
+  assert pairs.best(found) == 0
+
+
 def test_the_best_row_is_bold_and_empty_columns_are_gone(runs):
   table = tables.main_table(runs)
   assert table.best is not None

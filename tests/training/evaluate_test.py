@@ -158,6 +158,26 @@ def test_a_probe_of_a_large_federation_is_small_and_even():
   assert probe.clients.max() > 2900
 
 
+def test_a_probe_of_many_rows_is_spread_over_them():
+  federation, _ = toy.federation()
+  rows = np.arange(18000, dtype=np.int32).reshape(6, 3000)
+  many = federation.clients._replace(
+      unlabeled=rows, num_unlabeled=np.full(6, 3000, np.int32))
+  probe = evaluate.probe_of(dataclasses.replace(federation, clients=many))
+  assert probe.rows.shape == (6, 2048 // 6) and probe.mask.all()
+  assert {*np.diff(probe.rows, axis=1).ravel().tolist()} == {8, 9}
+
+
+def test_validation_rows_have_scores_of_their_own():
+  method, state, federation = trained('fedavg')
+  got, held = evaluated(method, state, federation), federation.validation
+  want = evaluate.scores(method.predict(state.server, held.inputs),
+                         held.labels)
+  np.testing.assert_allclose(got['val_loss'], want['loss'], rtol=1e-5)
+  np.testing.assert_allclose(got['val_accuracy'], want['accuracy'], rtol=1e-6)
+  assert abs(got['val_loss'] - got['loss']) > 1e-4
+
+
 def test_local_accuracy_is_the_mean_over_the_clients_models():
   method, state, federation = trained('fedavg(keep_local=True)')
   got = evaluated(method, state, federation)

@@ -264,6 +264,12 @@ def test_schedules_at_half_and_end(schedule, half, end):
     np.testing.assert_allclose(step, -2 * factor, atol=1e-6)
 
 
+def test_a_schedule_that_warms_up_has_the_rest_of_the_run_to_fall():
+  factor = optimizers.make_schedule('warmup_cosine(rounds=2)', 10)
+  found = [float(factor(jnp.int32(r))) for r in (0, 1, 2, 6, 10)]
+  np.testing.assert_allclose(found, [.5, 1, 1, .5, 0], atol=1e-6)
+
+
 def test_weight_decay_enters_the_gradient():
   make = optimizers.make('sgd', learning_rate=0.5, weight_decay=0.1)
   weights = jnp.array([2.0, -4.0])

@@ -126,7 +126,7 @@ def test_a_finished_run_is_noted_only_if_a_round_is_trained(
   stored = workdir.read_config(tmp_path)
   assert stored['flags']['eval_every'] == 2 and stored['restarts'] == [
       {'flags': {'eval_every': 2}, 'environment': {'jax': '9.9'}}]
-  assert caplog.text.count('continues elsewhere') == 1
+  assert caplog.text.count('continues under other conditions') == 1
   start(tmp_path, ('bounds', 'eval_every'), bounds=True, eval_every=2)
   assert workdir.read_config(tmp_path)['flags']['bounds']
 

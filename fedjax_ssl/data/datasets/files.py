@@ -122,7 +122,8 @@ def unfit(names: Collection[str]) -> str:
   absent = [key for key in wanted if key not in names]
   strange = [key for key in names if key not in (*KEYS, *held_out, *BESIDE)]
   return (f'{absent[0]} is missing' if absent else
-          f'{strange[0]!r} is none of them' if strange else '')
+          f'{strange[0]!r} is none of them, nor of '
+          f'{", ".join((*held_out, *BESIDE))}' if strange else '')
 
 
 def of_arrays(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],

@@ -197,6 +197,13 @@ def shift(owner: np.ndarray, first: int) -> np.ndarray:
 
   FedSSL's unlabeled agents follow `first` labeled ones: rows are dealt to them
   as if they were alone, and then their numbers are shifted.
+
+  Args:
+    owner: int[D], the client of each row, -1 for none.
+    first: number of client 0, 0 or more.
+
+  Returns:
+    int32[D].
   """
   owner = np.asarray(owner, np.int32)
   return np.where(owner >= 0, owner + np.int32(first), np.int32(-1))

@@ -1,0 +1,17 @@
+"""What other programs call our options."""
+from __future__ import annotations
+
+_OURS = {
+    **dict.fromkeys(('batch_size', 'bs'), ('labeled_batch', 'unlabeled_batch')),
+    **dict.fromkeys(('clients_per_round', 'num_participants', 'participation',
+                     'fraction_fit', 'sample_clients'), ('cohort_size',)),
+    **dict.fromkeys(('dirichlet_alpha', 'dir_alpha'), ('alpha',)),
+    **dict.fromkeys(('global_rounds', 'comm_rounds', 'communication_rounds'),
+                    ('num_rounds',)),
+    **dict.fromkeys(('local_ep', 'num_epochs'), ('local_epochs',)),
+    **dict.fromkeys(('gpu', 'gpus', 'device'), ('num_devices',))}
+
+
+def ours(word: str) -> tuple[str, ...]:
+  """Returns the options that a word of another program may mean, or ()."""
+  return _OURS.get(word, ())
