@@ -35,8 +35,8 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
 
   Args:
     text: a name, or a name with keyword arguments whose values are Python
-      literals or `inf`. Nothing is evaluated. A name may have a place before it, as in
-      `./mine.py:name` or `package.module:name`.
+      literals or `inf`. Nothing is evaluated. A name may have a place before
+      it, as in `./mine.py:name` or `package.module:name`.
 
   Returns:
     The name and the dict of arguments.
