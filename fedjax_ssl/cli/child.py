@@ -18,6 +18,9 @@ _LOOK = 0.5  # Seconds between two looks at how long a round takes.
 # Codes of a run that was told to end: in training it saves first.
 TOLD = (0, 128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM,
         -signal.SIGINT)
+# Of one that refuses its flags or data: it would do so again.
+REFUSED = 2
+_SAID = 'error: '  # Its last line begins so.
 # Loaded before the fork; a child of a large program should not search files.
 _LIBC = ctypes.CDLL(None)
 
@@ -105,6 +108,13 @@ def run(command: Sequence[str], log: IO[bytes], deadline: float) -> int | None:
       with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
       process.wait()
+
+
+def refusal(done: subprocess.CompletedProcess[str]) -> str:
+  """Returns why a program refuses its flags or data; '' if it does not."""
+  line = done.stderr.strip().rpartition('\n')[2]
+  refused = done.returncode == REFUSED and line.startswith(_SAID)
+  return line.removeprefix(_SAID) if refused else ''
 
 
 def reason(code: int) -> str:

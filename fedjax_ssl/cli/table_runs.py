@@ -15,7 +15,6 @@ from fedjax_ssl.core import disk
 from fedjax_ssl.papers import cells, flagfiles, results
 from fedjax_ssl.report import printing
 
-_REFUSED = 2  # Exit code of a run that refuses its flags or data.
 # What it says if its data set, or the folder of the sets, is not there.
 _NO_DATA = re.compile(r'error: (data set .* not found|--data_dir=.* no folder)')
 
@@ -100,7 +99,7 @@ def run_step(chosen: Plan, step: Step, deadline: float) -> str:
   for line in said:
     printing.say(f'    {line[:200]}')
   printing.say(f'    {why} [{log}]')
-  if code == _REFUSED and any(map(_NO_DATA.match, said)):
+  if code == child.REFUSED and any(map(_NO_DATA.match, said)):
     return 'no data'
   return 'killed' if code < 0 or code and code in child.TOLD else 'failed'
 

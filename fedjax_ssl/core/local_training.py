@@ -97,26 +97,26 @@ def start(model: Variables, optimizer: optax.GradientTransformation,
   return Learner(model, optimizer.init(model.params), memory)
 
 
-def clip(gradients: PyTree, most: float) -> PyTree:
-  """Scales gradients down to a global norm of at most `most`; inf is off.
+def clip(gradients: PyTree, clip_norm: float) -> PyTree:
+  """Scales gradients down to a global norm of at most `clip_norm`; inf is off.
 
   What is not finite makes NaN, not zeros as in `privacy.clip`: a client that
   diverges must be seen, so that its update is refused. A factor below what
   float32 holds, 1.2e-38, is 0.
   """
-  if most == float('inf'):
+  if clip_norm == float('inf'):
     return gradients
   norm = tree.global_norm(gradients)
-  return tree.scale(gradients, most / jnp.maximum(norm, most))
+  return tree.scale(gradients, clip_norm / jnp.maximum(norm, clip_norm))
 
 
-def clipped(task: Task, most: float) -> Task:
+def clipped(task: Task, clip_norm: float) -> Task:
   """Returns the task whose optimizer gets gradients of `clip`; inf is off."""
-  if math.isinf(most):
+  if math.isinf(clip_norm):
     return task
   def optimizer(round_: Number) -> optax.GradientTransformation:
     return optax.chain(
-        optax.stateless(lambda gradients, _: clip(gradients, most)),
+        optax.stateless(lambda gradients, _: clip(gradients, clip_norm)),
         task.optimizer(round_))
   return dataclasses.replace(task, optimizer=optimizer)
 

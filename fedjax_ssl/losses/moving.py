@@ -28,7 +28,7 @@ def row_mean(values: Array, mask: Array) -> jax.Array:
 
 
 def moved(old: Array, new: Array, mask: Array, *, decay: Scalar,
-          least: int = 1) -> jax.Array:
+          min_rows: int = 1) -> jax.Array:
   """Moves an average towards a batch: decay * old + (1 - decay) * new.
 
   Args:
@@ -36,13 +36,13 @@ def moved(old: Array, new: Array, mask: Array, *, decay: Scalar,
     new: float[...], of the batch.
     mask: float32[B], the rows behind `new`.
     decay: 0 is `new`, 1 is `old`.
-    least: rows that `new` needs; with fewer the average stays.
+    min_rows: rows that `new` needs; with fewer the average stays.
 
   Returns:
     As `old`.
   """
   after = decay * old + (1 - decay) * new
-  counts = jnp.sum(mask) >= least
+  counts = jnp.sum(mask) >= min_rows
   return jnp.where(counts, after, old).astype(jnp.result_type(old))
 
 
@@ -65,15 +65,15 @@ def moved_shares(shares: Array, probabilities: Array, mask: Array, *,
 
 
 def aligned(probabilities: Array, shares: Array, target: Scalar, *,
-            least: float = 1e-6) -> jax.Array:
+            epsilon: float = 1e-6) -> jax.Array:
   r"""Aligns predictions with a distribution: :math:`norm(p \cdot t / s)`.
 
   Args:
     probabilities: float[B, C].
     shares: float[C], s, the mean prediction; zeros change nothing.
     target: float[C], t; one number for equal classes.
-    least: what is added to both, as in the codes of AdaMatch and USB, so that a
-      class that is not predicted stays finite.
+    epsilon: what is added to both, as in the codes of AdaMatch and USB, so that
+      a class that is not predicted stays finite.
 
   Returns:
     float32[B, C], of sum 1.
@@ -82,7 +82,7 @@ def aligned(probabilities: Array, shares: Array, target: Scalar, *,
     Berthelot et al., ReMixMatch, https://arxiv.org/abs/1911.09785.
   """
   ratio = jnp.where(jnp.sum(shares) > 0,
-                    (target + least) / (shares + least), 1)
+                    (target + epsilon) / (shares + epsilon), 1)
   scaled = at_least_float32(probabilities) * ratio
   return scaled / jnp.maximum(scaled.sum(-1, keepdims=True),
                               jnp.finfo(scaled.dtype).tiny)

@@ -203,7 +203,7 @@ def debiased(probabilities: jax.Array, shares: jax.Array) -> jax.Array:
 
   A mean of zeros changes nothing.
   """
-  return moving.aligned(probabilities, shares, 1.0, least=1e-12)
+  return moving.aligned(probabilities, shares, 1.0, epsilon=1e-12)
 
 
 def _client_update(task: Task, s: alternate.Settings, own: _Settings,

@@ -138,7 +138,7 @@ def renewed(seen: Seen, gained: Array, mask: Array, *, decay: float) -> Seen:
       moving.moved(seen.mean, moving.row_mean(gained, mask), mask,
                    decay=decay),
       moving.moved(seen.variance, moving.variance_of(gained, mask), mask,
-                   decay=decay, least=2))
+                   decay=decay, min_rows=2))
 
 
 def weights(weak: Array, strong: Array, seen: Seen) -> jax.Array:

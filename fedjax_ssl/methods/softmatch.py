@@ -65,7 +65,7 @@ def renewed(seen: Seen, probabilities: jax.Array, mask: jax.Array, *,
       mean=moving.moved(seen.mean, moving.row_mean(sure, mask), mask,
                         decay=decay),
       variance=moving.moved(seen.variance, moving.variance_of(sure, mask),
-                            mask, decay=decay, least=2))
+                            mask, decay=decay, min_rows=2))
 
 
 @knobs.checked(

@@ -30,7 +30,7 @@ def test_rows_that_are_none_do_not_enter_a_mean():
 def test_an_average_moves_by_its_decay(decay, want):
   old, new = jnp.float32(7), jnp.float32(3)
   assert moving.moved(old, new, MASK, decay=decay) == want
-  assert moving.moved(old, new, MASK, decay=decay, least=5) == 7
+  assert moving.moved(old, new, MASK, decay=decay, min_rows=5) == 7
   assert moving.moved(old, new, 0 * MASK, decay=decay) == 7
 
 

@@ -20,7 +20,7 @@ import pathlib
 import subprocess
 from typing import Any
 
-from fedjax_ssl.cli import places
+from fedjax_ssl.cli import child, places
 from fedjax_ssl.cli.sweep import grid
 from fedjax_ssl.core import (
   bounds,
@@ -73,9 +73,8 @@ def check_flags(python: str, cells: Sequence[grid.Cell],
             [*program, *args[start:start + _MOST_FLAGS], '--only_check_args'],
             env=os.environ | env, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, errors='replace', check=False)
-        said = tail(done.stderr, 1)
-        if done.returncode == 2 and said and said[0].startswith('error: '):
-          raise grid.GridError(f'{name}: {said[0].removeprefix("error: ")}')
+        if why := child.refusal(done):
+          raise grid.GridError(f'{name}: {why}')
 
 
 def is_experiment(script: str) -> bool:

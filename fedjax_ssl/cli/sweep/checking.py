@@ -28,7 +28,6 @@ from fedjax_ssl.running import settings
 
 _PROGRAM = ('-P', '-c', 'import sys; from fedjax_ssl.cli.sweep import checking;'
             ' sys.exit(checking.main())')
-_REFUSED = 2
 _ADDITIONS = 'aggregator', 'server_optimizer', 'attack'
 
 
@@ -75,9 +74,8 @@ def check(python: str, out: pathlib.Path, cells: Sequence[grid.Cell],
         capture_output=True, text=True, errors='replace', check=False)
   except OSError:
     return
-  said = done.stderr.strip().rpartition('\n')[2]
-  if done.returncode == _REFUSED and said.startswith('error: '):
-    raise grid.GridError(said.removeprefix('error: '))
+  if why := child.refusal(done):
+    raise grid.GridError(why)
 
 
 def main() -> int:
@@ -113,7 +111,7 @@ def _refusing(shown: str) -> Iterator[None]:
     from fedjax_ssl.cli import train
     print(f'error: {shown}: {errors.line(error, train.values())}',
           file=sys.stderr)
-    sys.exit(_REFUSED)
+    sys.exit(child.REFUSED)
 
 
 def _own_code(setting: str, words: Sequence[str]) -> frozenset[str]:

@@ -27,8 +27,6 @@ _LIVE = 0.1  # Seconds between two lines of status on a terminal.
 _LINE = 60.0  # Seconds between two lines of status, where there is no terminal.
 _GRACE = 60.0  # Seconds that a run has to save, once told to end.
 _TAIL = 1 << 16  # Bytes at the end of a log that are looked at.
-# Exit code of a run that refuses its flags or data: it would do so again.
-_REFUSED = 2
 
 
 @dataclasses.dataclass
@@ -191,7 +189,7 @@ class Sweep:
         cells_lib.folder(self._out, cell))
     attempts = self._attempts[cell.name]
     again = (attempts <= self._retries and not self._heard
-             and code != _REFUSED)
+             and code != child.REFUSED)
     # Stopped means: not by a fault of the run, and not for good.
     stopped = (self._heard and code in (*child.TOLD, -signal.SIGKILL)
                or again and code in child.TOLD)

@@ -53,13 +53,14 @@ class Learner(NamedTuple):
   steps: jax.Array  # int32[], steps on unlabeled rows so far.
 
 
-def teacher_decay(steps: Number, *, most: float = 0.999) -> jax.Array:
+def teacher_decay(steps: Number, *, max_decay: float = 0.999) -> jax.Array:
   r"""Computes a mean teacher's decay, :math:`\min(1 - 1 / (it + 1), \alpha)`.
 
   Args:
     steps: it, steps that the client made before; at 0 the teacher becomes a
       copy of the student.
-    most: alpha, the decay in the long run; 0 keeps teacher and student equal.
+    max_decay: alpha, the decay in the long run; 0 keeps teacher and student
+      equal.
 
   Returns:
     float32[].
@@ -67,7 +68,7 @@ def teacher_decay(steps: Number, *, most: float = 0.999) -> jax.Array:
   References:
     Tarvainen and Valpola, Mean teachers, https://arxiv.org/abs/1703.01780.
   """
-  return jnp.minimum(1 - 1 / (jnp.asarray(steps, jnp.float32) + 1), most)
+  return jnp.minimum(1 - 1 / (jnp.asarray(steps, jnp.float32) + 1), max_decay)
 
 
 def supervised(task: Task) -> LossFn:
@@ -149,7 +150,7 @@ def step(task: Task, labeled_loss: LossFn, unlabeled_loss: LossFn,
     teacher = learner.teacher
     if teacher is not None:
       teacher = tree.where(other, _taught(
-          teacher, student, teacher_decay(learner.steps, most=decay),
+          teacher, student, teacher_decay(learner.steps, max_decay=decay),
           teacher_stats), teacher)
     return Learner(
         student, teacher, opt_state, learner.steps + other.astype(jnp.int32)
