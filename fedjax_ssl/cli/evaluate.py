@@ -15,9 +15,9 @@ import sys
 
 from fedjax_ssl import cli
 from fedjax_ssl.cli import arguments, repeat
-from fedjax_ssl.report import command, printing
+from fedjax_ssl.report import printing
 from fedjax_ssl.running import settings
-from fedjax_ssl.training import own_code
+from fedjax_ssl.training import command, own_code
 from fedjax_ssl.training import workdir as workdir_lib
 
 

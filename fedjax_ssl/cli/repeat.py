@@ -18,9 +18,9 @@ from typing import Any
 
 from fedjax_ssl.cli import arguments, places
 from fedjax_ssl.core import registry, run_files
-from fedjax_ssl.report import command, printing
+from fedjax_ssl.report import printing
 from fedjax_ssl.running import settings
-from fedjax_ssl.training import own_code
+from fedjax_ssl.training import command, own_code
 from fedjax_ssl.training import workdir as workdir_lib
 
 
@@ -78,7 +78,7 @@ def program(config: dict[str, Any], path: pathlib.Path) -> list[str]:
   if settings.is_known(setting, config):
     return settings.program(setting)
   script = command.origin_of(config).get('script', '')
-  if script == command.FIT:
+  if script == workdir_lib.FIT:
     raise ValueError(f'{path} was made in Python, by fedjax_ssl.fit of data '
                      'that were given there; call it with them again, with '
                      'workdir= for the same run.')

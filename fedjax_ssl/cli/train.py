@@ -163,8 +163,7 @@ def values() -> dict[str, Any]:
 
 def _stored(workdir: str, setting: str, script: str) -> dict[str, Any]:
   """Returns the flags of the run in the folder."""
-  from fedjax_ssl.report import command
-  from fedjax_ssl.training import own_code
+  from fedjax_ssl.training import command, own_code
   from fedjax_ssl.training import workdir as workdir_lib
   found = own_code.found_again(workdir_lib.read_config(workdir), workdir)
   was = command.program_of(found)
@@ -250,9 +249,8 @@ def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
   told = options(setting.name, script)
   if not told.imports and 'fedjax_ssl.methods' not in sys.modules:
     method_names.check(told.method)  # Others may have registered.
-  from fedjax_ssl.report import command
   from fedjax_ssl.running import devices, runs
-  from fedjax_ssl.training import environment, processes
+  from fedjax_ssl.training import command, environment, processes
   logging.use_absl_handler()
   if FLAGS.verbosity <= 0:
     logging.set_verbosity(logging.WARNING)

@@ -11,7 +11,7 @@ from fedjax_ssl.config import Config, FieldError, OPTIONS
 from fedjax_ssl.core.types import Federation, Shard
 from fedjax_ssl.data import datasets
 from fedjax_ssl.data.datasets import files
-from fedjax_ssl.report import command
+from fedjax_ssl.training import command
 
 _TAKES = ('a name, a tuple, list or dict of x_train, y_train, x_test and '
           'y_test, a data.Dataset or a Federation')

@@ -21,7 +21,6 @@ from fedjax_ssl.data import datasets
 from fedjax_ssl.data.datasets import files
 from fedjax_ssl.fitting import inputs
 from fedjax_ssl.fitting.run import Run
-from fedjax_ssl.report import command
 from fedjax_ssl.running import (
   devices,
   other_names,
@@ -30,7 +29,7 @@ from fedjax_ssl.running import (
   settings,
 )
 from fedjax_ssl.running import job as job_lib
-from fedjax_ssl.training import environment
+from fedjax_ssl.training import command, environment
 from fedjax_ssl.training import workdir as workdir_lib
 
 # The setting of a data set, if none is given and `_SETTINGS` has none for it.
@@ -290,7 +289,7 @@ def _jobs(told: config.Config, given: Collection[str],
   ours = known and source.dataset is None
   # A later `fedjax-ssl` command on the folder reads what made the run.
   origin = {'setting': setting.name if ours else '', 'flagfiles': [],
-            'script': '' if ours else command.FIT, 'comments': [],
+            'script': '' if ours else workdir_lib.FIT, 'comments': [],
             'given': '' if source.dataset is None else 'dataset',
             'dealt_by': setting.name if known and not ours and (
                 setting.name != _default(source)) else ''}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fedjax_ssl.core import bounds as bounds_lib
 from fedjax_ssl.core import flag_kinds, imports, registry
-from fedjax_ssl.report import command
+from fedjax_ssl.training import command
 
 PLAIN = 'fedavg'  # The method of bounds.
 LONGEST = 48  # Characters of a name.

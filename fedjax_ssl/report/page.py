@@ -12,7 +12,6 @@ from fedjax_ssl.core import disk
 from fedjax_ssl.report import (
   charts,
   clients,
-  command,
   interactive,
   names,
   pairs,
@@ -22,7 +21,7 @@ from fedjax_ssl.report import (
   tables,
 )
 from fedjax_ssl.report.text import as_csv, plain
-from fedjax_ssl.training import environment, workdir
+from fedjax_ssl.training import command, environment, workdir
 
 _OWN_HEADING = ('classes', 'clients')  # All other charts are curves.
 

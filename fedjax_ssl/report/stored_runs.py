@@ -15,9 +15,9 @@ from fedjax_ssl.core import bounds as bounds_lib
 from fedjax_ssl.core import flag_kinds
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import flags as paper_flags
-from fedjax_ssl.report import command, names, text, verdict
+from fedjax_ssl.report import names, text, verdict
 from fedjax_ssl.report import summary as summary_lib
-from fedjax_ssl.training import metrics
+from fedjax_ssl.training import command, metrics
 from fedjax_ssl.training import workdir as workdir_lib
 
 Row = Mapping[str, Any]

@@ -13,7 +13,6 @@ from typing import Any
 
 from fedjax_ssl.core import checks, disk, flag_kinds, registry
 from fedjax_ssl.report import (
-  command,
   names,
   stored_runs,
   summary,
@@ -22,6 +21,7 @@ from fedjax_ssl.report import (
 )
 from fedjax_ssl.report.text import line, plain
 from fedjax_ssl.training import (
+  command,
   environment,
   metric_names,
   metrics,

@@ -17,7 +17,7 @@ from fedjax_ssl import config, data
 from fedjax_ssl.config import FieldError
 from fedjax_ssl.core import run_files
 from fedjax_ssl.data.datasets import tokens
-from fedjax_ssl.report import command, printing, summary
+from fedjax_ssl.report import printing, summary
 from fedjax_ssl.running import (
   client_memory,
   start_line,
@@ -27,6 +27,7 @@ from fedjax_ssl.running import (
 from fedjax_ssl.running.job import Job
 from fedjax_ssl.training import (
   checkpoint,
+  command,
   loop,
   metrics,
   offloaded,

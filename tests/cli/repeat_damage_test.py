@@ -6,7 +6,7 @@ import json
 import pytest
 
 from fedjax_ssl.cli import repeat
-from fedjax_ssl.report import command
+from fedjax_ssl.training import command
 
 
 @pytest.mark.parametrize('changes, words', [

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from fedjax_ssl.cli import repeat
-from fedjax_ssl.report import command
+from fedjax_ssl.training import command
 from tests.cli import launcher
 
 ARGS = (*launcher.SMALL, '--method=fedavg', '--seeds=3', '--num_rounds=2',

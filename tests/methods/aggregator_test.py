@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 
 import chex
 import jax
@@ -187,3 +188,13 @@ def test_under_a_falling_rate_too():
       "fedavg(lr_decay='plateau')", toy.task(), aggregator=nothing))
   chex.assert_trees_all_equal(before.server.model, after.server.model)
   assert (after.memory.rate.best < before.memory.rate.best).any()
+
+
+@pytest.mark.parametrize('name', sorted(
+    {*aggregators.AGGREGATORS} & {*aggregation.__all__}))
+def test_a_rule_by_name_has_the_defaults_of_the_function(name):
+  by_name, alone = (
+      {p.name: p.default for p in inspect.signature(rule).parameters.values()
+       if p.kind is p.KEYWORD_ONLY}
+      for rule in (aggregators.AGGREGATORS[name], getattr(aggregation, name)))
+  assert by_name == alone

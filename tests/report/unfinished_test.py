@@ -12,7 +12,8 @@ import pytest
 from fedjax_ssl import config
 from fedjax_ssl.cli import report
 from fedjax_ssl.fitting import inputs, start
-from fedjax_ssl.report import command, stored_runs, study, tables
+from fedjax_ssl.report import stored_runs, study, tables
+from fedjax_ssl.training import command, workdir
 from tests.report import fake
 
 pytestmark = pytest.mark.usefixtures('undrawn')
@@ -154,7 +155,7 @@ def test_a_call_of_fit_can_be_called():
   examples = inputs.Source('', unread=command.READING)
   dealt = inputs.Source('', unread=command.READING | command.DEALING)
   for name, source in (('arrays', examples), ('federation', dealt)):
-    text = command.for_shell({'origin': {'script': command.FIT}},
+    text = command.for_shell({'origin': {'script': workdir.FIT}},
                              flags | {'dataset': name})
     eval(text, {'DATA': source,
                 'fedjax_ssl': types.SimpleNamespace(fit=fit)})
@@ -165,7 +166,7 @@ def test_a_call_of_fit_can_be_called():
 
 
 def test_a_call_on_data_names_the_setting_that_dealt_them():
-  config = {'origin': {'script': command.FIT, 'dealt_by': 'cifar_iid'}}
+  config = {'origin': {'script': workdir.FIT, 'dealt_by': 'cifar_iid'}}
   assert command.for_shell(config, {'method': 'fixmatch', 'alpha': .3}) == (
       "fedjax_ssl.fit('fixmatch', DATA, alpha=0.3, setting='cifar_iid')")
 

@@ -19,8 +19,6 @@ from fedjax_ssl.core import (
 from fedjax_ssl.training import workdir as workdir_lib
 
 _TEXTS = ('setting', 'script', 'dealt_by')
-# In place of a script: a call in Python, of data that were given there.
-FIT = workdir_lib.FIT
 # Flags that say how a data set is read, and how its rows are dealt.
 READING = frozenset(('data_dir', 'embeddings', 'split'))
 DEALING = frozenset(('alpha', 'dirichlet', 'min_size', 'partition',
@@ -131,7 +129,7 @@ def for_shell(config: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
   """
   setting = setting_of(config)
   script = origin_of(config).get('script', 'SCRIPT')
-  if not setting and script == FIT:
+  if not setting and script == workdir_lib.FIT:
     told = [f'{name}={value!r}' for name, value in sorted(flags.items())
             if value is not None and value is not False and value != []
             and name not in {
@@ -139,7 +137,8 @@ def for_shell(config: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
                 *(DEALING if flags.get('dataset') == 'federation' else ())}]
     if dealt_by(config):
       told.append(f'setting={dealt_by(config)!r}')
-    return f'{FIT}({", ".join([repr(flags.get("method")), "DATA", *told])})'
+    words = ', '.join([repr(flags.get('method')), 'DATA', *told])
+    return f'{workdir_lib.FIT}({words})'
   program = ['fedjax-ssl', 'train', setting] if setting else ['python', script]
   return shlex.join([*program, *flags_of({'flags': flags})])
 
