@@ -176,7 +176,8 @@ class PublicNamesTest(parameterized.TestCase):
     self.assertSameElements(names, {
         'distance_reweighted_mean', 'ema', 'finite_or_zero',
         'geometric_median', 'krum', 'linear', 'median', 'multi_krum',
-        'norm_clipped', 'reliability_weighted_mean', 'sample_sub_consensus',
+        'norm_clipped', 'num_hostile', 'reliability_weighted_mean',
+        'sample_sub_consensus',
         'sub_consensus_mean', 'trimmed_mean', 'weighted_mean'})
     self.assertSameElements(
         names, {*fedjax_ssl.aggregation.__all__} - {'DISTANCES'})

@@ -41,11 +41,13 @@ from fedjax_ssl.aggregation.robust import (
   median,
   multi_krum,
   norm_clipped,
+  num_hostile,
   trimmed_mean,
 )
 
 __all__ = [
     'DISTANCES', 'distance_reweighted_mean', 'ema', 'finite_or_zero',
     'geometric_median', 'krum', 'linear', 'median', 'multi_krum',
-    'norm_clipped', 'reliability_weighted_mean', 'sample_sub_consensus',
-    'sub_consensus_mean', 'trimmed_mean', 'weighted_mean']
+    'norm_clipped', 'num_hostile', 'reliability_weighted_mean',
+    'sample_sub_consensus', 'sub_consensus_mean', 'trimmed_mean',
+    'weighted_mean']

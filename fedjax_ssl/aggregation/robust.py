@@ -182,7 +182,15 @@ def _scores(rows: Any, present: jax.Array, hostile: jax.Array) -> jax.Array:
 
 
 def num_hostile(share: float, number: Array) -> jax.Array:
-  """Computes how many of `number` clients a share is, int32[], rounded up."""
+  """Computes how many clients `krum` and `multi_krum` take for hostile.
+
+  Args:
+    share: of the clients, 0 to below 0.5.
+    number: int32[] of clients with positive weight.
+
+  Returns:
+    int32[], their product rounded up; a thousandth above a whole number is not.
+  """
   return jnp.ceil(share * number - 1e-3).astype(jnp.int32)
 
 

@@ -13,11 +13,14 @@ from fedjax_ssl.losses.rows import (
 
 
 def squared_distance(a: PyTree, b: PyTree) -> jax.Array:
-  r"""Computes the sum :math:`\|a - b\|^2` over all leaves, float32[].
+  r"""Computes the sum :math:`\|a - b\|^2` over all leaves.
 
   Args:
     a: pytree of arrays.
     b: pytree of the same structure and shapes.
+
+  Returns:
+    float32[].
 
   Raises:
     ValueError: unless both have the same structure and shapes.

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation
-from fedjax_ssl.aggregation import robust
 from fedjax_ssl.core import (
   blame,
   checks,
@@ -188,7 +187,7 @@ def too_few(text: str, size: int) -> str:
   if name not in ('krum', 'multi_krum') or _is_own(text):
     return ''
   share = choices.resolved(text, AGGREGATORS)['share']
-  hostile = int(robust.num_hostile(share, jnp.int32(size)))
+  hostile = int(aggregation.num_hostile(share, jnp.int32(size)))
   needed = 2 * hostile + 3
   if size >= needed or name == 'multi_krum' and not share:
     return ''
