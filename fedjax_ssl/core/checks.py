@@ -59,9 +59,9 @@ class FieldError(ValueError):
 
 
 def _shown(value: Any) -> str:
-  """Returns a value's text, of a long array or list its beginning."""
+  """Returns a value's text, of many values the beginning."""
   text = str(value)
-  is_long = not isinstance(value, str) and len(text) > _WIDTH
+  is_long = isinstance(value, list | tuple | dict) and len(text) > _WIDTH
   return f'{text[:_WIDTH - 3]}...' if is_long else text
 
 
