@@ -189,16 +189,19 @@ def num_hostile(share: float, number: Array) -> jax.Array:
     number: int32[] of clients with positive weight.
 
   Returns:
-    int32[], their product rounded up; a thousandth above a whole number is not.
+    int32[], their product rounded up, but for less than a thousandth.
+
+  Raises:
+    ValueError: for a share out of range.
   """
+  if not 0 <= share < 0.5:
+    raise ValueError(f'share must be in [0, 0.5), not {share}.')
   return jnp.ceil(share * number - 1e-3).astype(jnp.int32)
 
 
 def _of_best(stacked: Tree, weights: Array, share: float, several: bool
              ) -> Tree:
   """Mean of the rows with the best scores, one or all that may be honest."""
-  if not 0 <= share < 0.5:
-    raise ValueError(f'share must be in [0, 0.5), not {share}.')
   wide, weights = _checked_rows(stacked, weights)
   present = weights > 0
   number = present.sum()

@@ -18,9 +18,9 @@ def repository() -> pathlib.Path | None:
 def runs_in(words: Sequence[str]) -> list[str]:
   """Returns the folders of the runs that words name; other words stay.
 
-  A folder of runs, such as a sweep's, stands for all of them, and a folder of
-  such folders for all of theirs; other files, such as logs, are skipped. If
-  there is no run, returns all words.
+  A folder of runs, such as a sweep's, stands for all of them, and for those of
+  the folders beside them; other files, such as logs, are skipped. If there is
+  no run, returns all words.
   """
   found: list[str] = []
   for word in words:
@@ -28,10 +28,10 @@ def runs_in(words: Sequence[str]) -> list[str]:
     if run_files.holds_run(path) or not path.exists():
       found.append(word)
     else:
-      # The next level alone: bounds of runs are below them.
-      files = next(filter(None, (sorted(path.glob(f'{level}{run_files.CONFIG}'))
-                                 for level in ('*/', '*/*/'))), [])
-      found += [str(file.parent) for file in files]
+      for child in sorted(path.glob('*/')):  # Bounds are below their run.
+        files = [child / run_files.CONFIG] if run_files.holds_run(child) else (
+            sorted(child.glob(f'*/{run_files.CONFIG}')))
+        found += [str(file.parent) for file in files]
   return [*dict.fromkeys(found or words)]
 
 

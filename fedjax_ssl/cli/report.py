@@ -3,9 +3,9 @@ r"""Reports finished runs on one page: tables, curves, bars, partitions.
 fedjax-ssl report runs/study/* --out=runs/study_report
 fedjax-ssl report runs/study --out=runs/study_report --watch
 
-A folder of runs, such as a sweep's, stands for all of them; a folder of such
-folders for all of theirs. Beside a run alone are its bounds. Runs that differ
-only in their seeds are one line; lines are named by what differs between them.
+A folder of runs, such as a sweep's, stands for all of them, and for those of
+the folders there. Beside a run alone are its bounds. Runs that differ only in
+their seeds are one line; lines are named by what differs between them.
 OUT gets `index.html`, which is a single file and needs no network, and further
 files for its tables and charts:
   table.*        accuracy; the best row is bold

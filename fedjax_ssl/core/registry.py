@@ -65,16 +65,19 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
   if twice := [knob for knob in given if given.count(knob) > 1]:
     raise ValueError(f'{text!r} gives {twice[0]} twice.')
   try:
-    knobs = {str(k.arg): _value(k.value) for k in node.keywords}
+    knobs = {str(k.arg): ast.literal_eval(_Infinity().visit(k.value))
+             for k in node.keywords}
   except (ValueError, TypeError, MemoryError, RecursionError):
     raise ValueError(f'{form}; values must be literals: words in quotes, as in '
                      "server='fedprox', infinity is inf") from None
   return node.func.id, knobs
 
 
-def _value(node: ast.expr) -> Any:
-  is_infinite = isinstance(node, ast.Name) and node.id == 'inf'
-  return math.inf if is_infinite else ast.literal_eval(node)
+class _Infinity(ast.NodeTransformer):
+  """Makes a number of the name `inf`, which is no literal of Python's."""
+
+  def visit_Name(self, node: ast.Name) -> ast.expr:
+    return ast.Constant(math.inf) if node.id == 'inf' else node
 
 
 def name_of(text: str) -> str:

@@ -9,7 +9,6 @@ import os
 import tempfile
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from fedjax_ssl import config, data, methods
@@ -195,12 +194,12 @@ def _given(method: str | Callable[..., Method], options: Mapping[str, Any]
     if name in given:
       short = next(word for word, long in _SHORT.items() if long == name)
       raise TypeError(f'{name} is given twice; {short} is short for it.')
-    if name == 'num_clients' and not isinstance(value, str) and np.ndim(value):
-      raise TypeError(f"{word} is a number; who owns which row goes with the "
-                      "data: {'x_train': x, ..., 'client_train': clients}.")
     # Numbers of NumPy's or JAX's, or a few of them, as Python's.
     given[name] = value.tolist() if hasattr(value, 'dtype') and hasattr(
         value, 'tolist') else value
+    if name == 'num_clients' and isinstance(given[name], list | tuple):
+      raise TypeError(f"{word} is a number; who owns which row goes with the "
+                      "data: {'x_train': x, ..., 'client_train': clients}.")
   if isinstance(given.get('seeds'), int):
     raise FieldError('seeds', given['seeds'],
                      'must be several, as in [0, 1, 2]; or give seed.')

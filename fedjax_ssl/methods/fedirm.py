@@ -125,9 +125,9 @@ def fedirm(task: Task, *, profile: str = 'sgd', relation_weight: float = 1.0,
   2e-8. The code stops at a batch in which no row is sure; here such a batch
   has no matching term. Its scale is 15, with Adam, for which a factor on a
   client's whole loss makes no difference. For SGD it is a factor on the
-  learning rate, and 15 is too much for a rate that suits the labels. On the
-  bench (`bench_v3_mixed`, mild and strong) the scale .1 was chosen among .1, 1
-  and 15, and ends .7 and 1.8 points below labels alone, not told apart.
+  learning rate. The bench (`bench_v3_mixed`) chose .1 among .1, 1 and 15, and
+  no relation term; on mild and strong this ends .7 and 1.8 points below labels
+  alone, not told apart.
 
   Args:
     task: the static choices.

@@ -41,9 +41,8 @@ def uda(task: Task, *, profile: str = 'official',
   The reason: while eta is near 1/C, only one or two of a batch's ten labeled
   rows stay in the loss, those of a class that the last steps unlearnt, and the
   loss is the mean over these. So one full step goes towards one class, and the
-  next towards another; with momentum and a high rate a small network without
-  normalization may never recover. Today the authors use eta for texts, with a
-  pretrained network and 10,000 steps.
+  next towards another. Today the authors use eta for texts, with a pretrained
+  network and 10,000 steps.
 
   Args:
     task: the static choices; eta rises over `task.schedule_rounds`. The

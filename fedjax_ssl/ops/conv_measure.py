@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 import concurrent.futures
+import contextlib
 import functools
 import itertools
 import json
@@ -336,7 +337,9 @@ def _write(path: pathlib.Path | None,
   if path is None:
     return
   try:
-    with disk.alone(path.with_suffix('.lock')):
+    with contextlib.ExitStack() as stack:
+      with contextlib.suppress(OSError):  # Some file systems lock nothing.
+        stack.enter_context(disk.alone(path.with_suffix('.lock')))
       merged: dict[str, Mapping[str, float]] = {**_read(path)}
       for key, forms in known.items():
         old = merged.get(key, {})

@@ -98,8 +98,8 @@ def _check_length(job: Job, stored: Mapping[str, Any]) -> None:
     raise FieldError(
         'num_rounds', asked, f'{job.name} learns nothing after round {last:,}, '
         f'where its schedule, {job.spec.lr_schedule}, has fallen to 0. To '
-        f'train longer begin anew, elsewhere, with {asked:,} rounds, or with '
-        f'schedule_rounds={asked} and as many as now: that can go on.')
+        f'train longer begin anew, elsewhere, with {asked:,} rounds. What '
+        'begins with a larger schedule_rounds than its rounds can go on later.')
 
 
 def open_folder(job: Job) -> workdir_lib.Workdir:

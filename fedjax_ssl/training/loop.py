@@ -203,7 +203,7 @@ def train(method: Method, federations: Federation | Sequence[Federation], *,
         pace = max((time.monotonic() - tick) / count, 1e-9)
         done += count
         observer.on_progress(done)
-        if not (done == stop.round and stop.evaluates):
+        if tells and not (done == stop.round and stop.evaluates):
           for row in runs.reports(done):
             observer.on_report(row)
       if done == stop.round and stop.evaluates:

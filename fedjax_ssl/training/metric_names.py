@@ -102,8 +102,6 @@ _FIRST = (
 _OTHERS = (
     Metric('agreed_rate', 'share',
            'FedLabel: used examples on whose label both models agree'),
-    Metric('bar', 'share', 'AdaMatch, FreeMatch: confidence from which an '
-           'example is used; SoftMatch: its mean confidence'),
     Metric('contrastive_loss', 'number',
            "mean of FedCon's, MOON's, ProxyFL's or Twin-sight's contrastive "
            'term'),

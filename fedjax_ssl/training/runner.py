@@ -221,9 +221,7 @@ class Sequential:
         self._seeds, self._all_scores(), strict=True)]
 
   def reports(self, round_: int) -> list[Row]:
-    """Returns each seed's report, as far as it is of every round; or []."""
-    if not self.reports_every_round():
-      return []
+    """Returns each seed's report, as far as it is of every round."""
     return [Row(round_, seed, jax.device_get(
         self._report(i, jnp.int32(round_)))) for i, seed in enumerate(
             self._seeds)]

@@ -401,8 +401,8 @@ def _merged(folder: pathlib.Path, known: Mapping[str, Any],
 def as_known(known: Any, now: Any) -> Any:
   """Returns facts of this start, with the numbers of a run's first start.
 
-  Another machine, or another version, may sum in another order; a checkpoint
-  knows the numbers of the first start.
+  Earlier versions summed in an order of the machine's; a checkpoint knows the
+  numbers of the first start.
 
   Args:
     known: the stored facts, or a part of them.

@@ -1,4 +1,4 @@
-"""Words name runs, folders of runs, and folders of such folders."""
+"""Words name runs, folders of runs, and folders of both."""
 from __future__ import annotations
 
 import pathlib
@@ -7,14 +7,14 @@ from fedjax_ssl.cli import places
 from fedjax_ssl.core import bounds, run_files
 
 
-def test_runs_are_found_on_the_next_level_that_has_some(tmp_path):
+def test_runs_are_found_in_folders_and_in_the_folders_there(tmp_path):
   def run(*parts: str) -> str:
     folder = pathlib.Path(tmp_path, *parts)
     folder.mkdir(parents=True)
     (folder / run_files.CONFIG).write_text('{}')
     return str(folder)
 
-  runs = [run('study', 'a'), run('study', 'b'), run('study_2', 'a')]
+  runs = [run('study', 'a'), run('study', 'b'), run('study_2')]
   run('study', 'a', bounds.FOLDERS[0])
   (tmp_path / 'study' / 'a.log').touch()
   (tmp_path / 'empty').mkdir()

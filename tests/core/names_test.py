@@ -26,9 +26,9 @@ def test_knobs_arrive_and_defaults_stay():
       'x': [1, -2.5],
       'y': None
   })
-  for text in ('inf', '1e999'):
+  for text in ('[inf, -inf]', '[1e999, -1e999]'):
     name, given = registry.parse(f'a(x={text})')
-    assert given == {'x': float('inf')}
+    assert given == {'x': [float('inf'), -float('inf')]}
     assert registry.parse(registry.written(name, given)) == (name, given)
 
 

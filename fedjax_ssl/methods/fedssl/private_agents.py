@@ -154,7 +154,7 @@ def train(problem: gmixup.Problem, scope: str,
 
   states = gmixup.start(nets, optimizers)
   carry = local_training.loop(0, steps, body, (nets, states))
-  if scope == 'generator':
+  if scope == 'generator':  # In lanes these steps alone are shared.
     usual = batching.num_steps(task, shard, 'labeled')
     carry = local_training.loop(
         steps, jnp.where(steps > 0, usual, 0),
