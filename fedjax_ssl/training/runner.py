@@ -84,8 +84,10 @@ def state_shape(method: Method, federation: Federation) -> State:
 def totals_shape(method: Method, federation: Any, state: Any,
                  key: jax.Array | None = None) -> Totals:
   """Returns the totals' shapes, without a round; `key` is like the round's."""
-  def one(state, federation, key):
-    return method.round(state, federation.at(jnp.int32(0)), jnp.int32(0), key)
+  def one(state, federation, key):  # As in `stretch`, to share its trace.
+    round_ = jnp.int32(0)
+    return method.round(state._replace(round=round_), federation.at(round_),
+                        round_, key)
   _, metrics = jax.eval_shape(
       one, state, federation, jax.random.key(0) if key is None else key)
   metrics = jax.tree.map(
