@@ -148,22 +148,24 @@ def test_probes_of_seeds_together_are_filled_up_with_own_rows_too():
       assert {*padded} == {*mine}
 
 
-def test_a_probe_of_a_large_federation_is_small_and_even():
+def probe_of(clients: int, rows: int) -> evaluate.Probe:
+  """The probe of so many clients with so many unlabeled rows each."""
   federation, _ = toy.federation()
-  rows = np.arange(9000, dtype=np.int32).reshape(3000, 3)
-  many = federation.clients._replace(
-      unlabeled=rows, num_unlabeled=np.full(3000, 3, np.int32))
-  probe = evaluate.probe_of(dataclasses.replace(federation, clients=many))
+  return evaluate.probe_of(dataclasses.replace(
+      federation, clients=federation.clients._replace(
+          unlabeled=np.arange(clients * rows, dtype=np.int32).reshape(
+              clients, rows),
+          num_unlabeled=np.full(clients, rows, np.int32))))
+
+
+def test_a_probe_of_a_large_federation_is_small_and_even():
+  probe = probe_of(3000, 3)
   assert probe.rows.size <= 2048 and probe.mask.all()
   assert probe.clients.max() > 2900
 
 
 def test_a_probe_of_many_rows_is_spread_over_them():
-  federation, _ = toy.federation()
-  rows = np.arange(18000, dtype=np.int32).reshape(6, 3000)
-  many = federation.clients._replace(
-      unlabeled=rows, num_unlabeled=np.full(6, 3000, np.int32))
-  probe = evaluate.probe_of(dataclasses.replace(federation, clients=many))
+  probe = probe_of(6, 3000)
   assert probe.rows.shape == (6, 2048 // 6) and probe.mask.all()
   assert {*np.diff(probe.rows, axis=1).ravel().tolist()} == {8, 9}
 
