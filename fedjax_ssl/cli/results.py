@@ -3,11 +3,11 @@ r"""Makes one table of finished runs, with what is needed to repeat them.
 fedjax-ssl results runs/study/fixmatch runs/study/uda \
     --out=experiments/results/my_study --note="which question this answers"
 
-A folder of runs, such as a sweep's, stands for all of them; other files in it,
-such as their logs, are skipped. Beside a run alone are its bounds. Runs that
-differ only in their seeds are one row. Prints the table; with --out writes
-<out>.json and <out>.md, with --epsilon also a plot. Every number comes from the
-runs' own files.
+A folder of runs, such as a sweep's, stands for all of them, and for those of
+the folders there; other files, such as logs, are skipped. Beside a run alone
+are its bounds. Runs that differ only in their seeds are one row. Prints the
+table; with --out writes <out>.json and <out>.md, with --epsilon also a plot.
+Every number comes from the runs' own files.
 """
 from __future__ import annotations
 
