@@ -27,6 +27,12 @@ _COMMANDS = {
     'resize-images': ('resize_images', 'brings a folder of images to one size'),
     'embed-texts': ('embed_texts', 'precomputes vectors of texts by a BERT'),
 }
+# What is done by no command, or by another one: how.
+_ELSEWHERE = {
+    'predict': 'In Python: fedjax_ssl.load(RUN).predict(inputs).',
+    'resume': '`fedjax-ssl train SETTING --workdir=RUN` goes on with a run.',
+    'compare': '`fedjax-ssl report RUN RUN` compares runs.',
+    'plot': '`fedjax-ssl report RUN` draws curves.'}
 # Those that train or evaluate in this process.
 _TRAINING = ('train', 'evaluate', 'repeat')
 
@@ -50,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from fedjax_ssl import __version__
     return _say(f'fedjax_ssl {__version__}')
   if command not in _COMMANDS:
-    return _refuse('command', command, _COMMANDS)
+    return _refuse('command', command, _COMMANDS, _ELSEWHERE.get(command, ''))
   if command == 'train':
     return _train(words)
   try:
@@ -151,7 +157,7 @@ def _train(words: list[str]) -> int:
     known = [*settings.SETTINGS, *settings.SETTINGS.entry_points()]
     if words[0] not in known and not isinstance(error, FieldError):
       return _refuse('setting', words[0], known,
-                     ' --import=FILE.py brings your own.')
+                     more=' --import=FILE.py brings your own.')
     return arguments.refuse(error)
   run_setting(words[0], words[1:])
   return 0  # It has ended the process before.
@@ -164,12 +170,21 @@ def _usage() -> str:
 
 
 def _refuse(kind: str, name: str, known: Sequence[str] | object,
-            more: str = '') -> int:
-  """Prints in one line which names there are; returns the exit code."""
+            how: str = '', more: str = '') -> int:
+  """Prints in one line which names there are; returns the exit code.
+
+  Args:
+    kind: what the name is none of.
+    name: the word.
+    known: the names.
+    how: what to do instead; default: take the name that is near.
+    more: the end of the line.
+  """
   from fedjax_ssl.core import checks
   names = [*known]  # type: ignore[misc]
-  print(f'error: {name!r} is no {kind}.{checks.near(name, names)} There are: '
-        f'{", ".join(names)}.{more}', file=sys.stderr)
+  how = f' {how}' if how else checks.near(name, names)
+  print(f'error: {name!r} is no {kind}.{how} '
+        f'There are: {", ".join(names)}.{more}', file=sys.stderr)
   return 2
 
 

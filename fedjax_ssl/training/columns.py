@@ -6,10 +6,26 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl.core import checks
+
 _WHOLE = ('round', 'seed')
 
 
-def scalars(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+class Columns(dict[str, np.ndarray]):
+  """Metrics by name, whose KeyError says which there are."""
+
+  # Those that another attribute of a run has, and which.
+  elsewhere: tuple[frozenset[str], str] = frozenset(), ''
+
+  def __missing__(self, name: str) -> np.ndarray:
+    names, attribute = self.elsewhere
+    hint = (f' It is in {attribute}.' if name in names
+            else checks.near(str(name), self))
+    raise KeyError(f'no metric {name!r} here.{hint} There are: '
+                   f'{", ".join(self) or "none"}')
+
+
+def scalars(rows: Sequence[Mapping[str, Any]]) -> Columns:
   """Returns the metrics that have one number in each row.
 
   Args:
@@ -18,12 +34,15 @@ def scalars(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
   Returns:
     By name float64[rows], NaN where a row has none; round and seed int64.
   """
-  return {name: np.array([row.get(name) for row in rows],
-                         np.int64 if name in _WHOLE else np.float64)
-          for name in _names(rows) if not _is_list(rows, name)}
+  of_lists, single = _kinds(rows)
+  found = Columns({name: np.array([row.get(name) for row in rows],
+                                  np.int64 if name in _WHOLE else np.float64)
+                   for name in single})
+  found.elsewhere = frozenset(of_lists), 'class_metrics'
+  return found
 
 
-def lists(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+def lists(rows: Sequence[Mapping[str, Any]]) -> Columns:
   """Returns the metrics that have several numbers in each row, by class.
 
   Args:
@@ -32,12 +51,13 @@ def lists(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
   Returns:
     By name float64[rows, C], NaN where there is no number.
   """
-  found = {}
-  for name in _names(rows):
-    if _is_list(rows, name):
-      width = max(len(row.get(name) or ()) for row in rows)
-      found[name] = np.array([row.get(name) or [None] * width for row in rows],
-                             np.float64)
+  of_lists, single = _kinds(rows)
+  found = Columns()
+  found.elsewhere = frozenset(single), 'metrics'
+  for name in of_lists:
+    width = max(len(row.get(name) or ()) for row in rows)
+    found[name] = np.array([row.get(name) or [None] * width for row in rows],
+                           np.float64)
   return found
 
 
@@ -54,10 +74,9 @@ def text(kind: str, round_: int, states: Iterable[Any],
   return f'{kind}({", ".join(told)})'
 
 
-def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-  """Every row's names, in the order in which they first come."""
-  return list(dict.fromkeys(name for row in rows for name in row))
-
-
-def _is_list(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
-  return any(isinstance(row.get(name), list) for row in rows)
+def _kinds(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+  """Names of lists and of numbers, in the order in which they first come."""
+  names = dict.fromkeys(name for row in rows for name in row)
+  of_lists = [name for name in names
+            if any(isinstance(row.get(name), list) for row in rows)]
+  return of_lists, [name for name in names if name not in of_lists]

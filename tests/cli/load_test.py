@@ -130,6 +130,16 @@ def test_a_loaded_run_has_what_was_measured(finished, tmp_path):
   assert fedjax_ssl.load(tmp_path / 'model.npz').metrics == {}
 
 
+def test_a_metric_that_is_none_is_told_with_those_that_are(finished):
+  run = fedjax_ssl.load(finished)
+  with pytest.raises(KeyError, match="'acuracy' .*Did you mean 'accuracy'?"):
+    run.metrics['acuracy']  # noqa: B018
+  with pytest.raises(KeyError, match='It is in class_metrics. There are: rou'):
+    run.metrics['per_class_accuracy']  # noqa: B018
+  with pytest.raises(KeyError, match='It is in metrics. There are: per_class'):
+    run.class_metrics['accuracy']  # noqa: B018
+
+
 def test_the_model_of_a_program_is_saved_alone(finished, test_set, tmp_path):
   run, file = fedjax_ssl.load(finished), tmp_path / 'model.npz'
   run.save(file, seed=1)
