@@ -50,7 +50,7 @@ def _cosine(horizon: int | None, *, final: float = 0.0) -> Schedule:
 def _fixmatch_cosine(horizon: int | None) -> Schedule:
   """Falls as cos(7 pi t / 16), t from 0 to 1, to 0.195 of the rate.
 
-  Sohn et al., FixMatch, https://arxiv.org/abs/2001.07685, section 2.3.
+  Sohn et al., FixMatch, https://arxiv.org/abs/2001.07685, section 2.4.
 
   Args:
     horizon: rounds that it spans.

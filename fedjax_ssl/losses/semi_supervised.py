@@ -168,7 +168,7 @@ def consistency(logits: Array, targets: Array, mask: Array | None = None, *,
 
 def fairness(logits: Array, shares: Array, mask: Array | None = None, *,
              histogram: Array) -> Loss:
-  r"""Computes FreeMatch's :math:`\sum_c a_c \log b_c`, which spreads classes.
+  r"""Computes FreeMatch's :math:`\sum_c a_c \log b_c`, to spread classes.
 
   :math:`a = norm(\tilde p / \tilde h)` and :math:`b = norm(\bar p / \bar h)`,
   with the mean prediction :math:`\bar p` of the batch and the shares

@@ -12,10 +12,10 @@ receives the backbone and, by BYOL, minimises over two weak views
   + \cos(h(f(\alpha_2(u))), f'(\alpha_1(u)))\right)`,
 
 with a projector h of its own and a target f' that follows f,
-:math:`f' \to 0.999 f' + 0.001 f` after each step. Both stay on the client; a
-client that is new takes the received backbone as its target. The optimizer is
-LARS. Backbones are averaged, all clients alike. Then the server, which alone
-has labels and the last layer, minimises
+:math:`f' \to 0.999 f' + 0.001 f` after each step. Both stay on the client; one
+that is new draws its projector, and takes the received backbone as its target.
+The optimizer is LARS. Backbones are averaged, all clients alike. Then the
+server, which alone has labels and the last layer, minimises
 
   :math:`\frac12 (\ell(z_1, y) + \ell(z_2, y))
   + \frac w2 (KL[z'_2 \| z_1] + KL[z'_1 \| z_2])`,
@@ -34,9 +34,10 @@ The code stores projector and target of a client under a wrong name, by which
 one that comes again takes up those of whoever trained before it; here each has
 its own. Its last layer is a network of two or three. Its teacher's decay rises
 to 1 with a cosine over 20 of its rounds, and falls again over the next 20. It
-draws other units in the teacher's pass where the network has dropout. It
-drops batches that are not full, and has the server average what a client had
-after each of its epochs; with one epoch that is the same.
+draws other units in the teacher's pass where the network has dropout, and that
+pass moves running statistics once more. It drops batches that are not full, and
+has the server average what a client had after each of its epochs; with one
+epoch that is the same.
 
 FedSiam, https://arxiv.org/abs/2012.03292, is another method: its online network
 learns from its own target's classes, and sends those layers that have moved
@@ -112,8 +113,8 @@ class Memory(NamedTuple):
   """What stays on a client."""
 
   projector: Variables
-  target: PyTree  # Parameters of its backbone; they count once it `has_one`.
-  has_one: jax.Array  # bool[]
+  target: PyTree  # Parameters of its backbone.
+  has_one: jax.Array  # bool[], whether it has trained; before, neither counts.
 
 
 class _Settings(NamedTuple):
@@ -284,14 +285,29 @@ def _init(task: Task, s: _Settings, key: jax.Array, federation: Federation
                      'would have nothing to send; give another model.')
   kernel = last_layer.at(model.params, last_layer.head(task.model))
   width, size = kernel.shape[0], federation.num_clients
-  def draw(key: jax.Array) -> Variables:
-    return projector.init(
-        key, jax.ShapeDtypeStruct((1, width), kernel.dtype), norm=_NORM,
-        hidden=s.hidden or min(_WIDENED * width, _HIDDEN), size=width)
-  keys = jax.random.split(jax.random.fold_in(key, 1), size)
+  # One for all until they train: a projector may be larger than the network.
+  none = tree.zeros_like(jax.eval_shape(functools.partial(
+      _projector, width, s.hidden or min(_WIDENED * width, _HIDDEN),
+      kernel.dtype), key))
   return (Server(model, model.params if s.teacher_decay else ()),
-          Memory(jax.jit(jax.vmap(draw))(keys), tree.repeat(backbone, size),
+          Memory(tree.repeat(none, size), tree.repeat(backbone, size),
                  jnp.zeros(size, bool)))
+
+
+def _projector(width: int, hidden: int, dtype: Any, key: jax.Array
+               ) -> Variables:
+  return projector.init(key, jax.ShapeDtypeStruct((1, width), dtype),
+                        hidden=hidden, size=width, norm=_NORM)
+
+
+def _begun(memory: Memory, backbone: PyTree, key: jax.Array) -> Memory:
+  """Returns what a client has before it trains; a new one begins."""
+  kernel = memory.projector.params['Dense_0']['kernel']
+  width, hidden = kernel.shape
+  return jax.lax.cond(
+      memory.has_one, lambda: memory,
+      lambda: Memory(_projector(width, hidden, kernel.dtype, key), backbone,
+                     memory.has_one))
 
 
 def _weight_of(task: Task, s: _Settings, round_: Array) -> jax.Array:
@@ -365,10 +381,9 @@ def _client_update(task: Task, s: _Settings, streams: str,
       s.contrast_rate, made.num_steps // task.epochs_a_round
   ) if s.restarts else s.contrast_rate)
   optimizer = task.optimizer(client.round)
+  kept = _begun(memory, backbone, jax.random.fold_in(key, 2))
   states = (optimizer.init(received.params) if s.at_clients else (),
-            lars.init((backbone, memory.projector.params)))
-  kept = memory._replace(target=tree.where(
-      memory.has_one, memory.target, backbone))
+            lars.init((backbone, kept.projector.params)))
   learner, metrics = local_training.train(
       _step(task, s, optimizer, lars, client.round),
       Learner(received, states, kept), made, step_key)

@@ -24,11 +24,11 @@ the authors' code these weights stay nearly equal.
 
 The authors' clients take one step an epoch, on all their labels and all rows
 that they keep; here batches are the task's. Where they keep no row they train
-on their labels alone, as here. Four more things differ: there a batch's labels
-and strong views are normalized apart, a client's labeled images are among its
-unlabeled rows too, and under norm='static' it labels them by the statistics of
-its own batches, and tests by those of the test's, where here both are of all
-clients, as in SemiFL.
+on their labels alone, as here, but in batches of 64. Four more things differ:
+there a batch's labels and strong views are normalized apart, a client's labeled
+images are among its unlabeled rows too, and under norm='static' it labels them
+by the statistics of its own batches, and tests by those of the test's, where
+here both are of all clients, as in SemiFL.
 """
 from __future__ import annotations
 

@@ -120,14 +120,15 @@ def fedirm(task: Task, *, profile: str = 'sgd', relation_weight: float = 1.0,
   before the round. Teacher and optimizer stay on the client. All models count
   the same.
 
-  This is the released code but for the scale, and for the training view, which
-  is counted among the passes here. Four rounds of the code agree with ours to
-  2e-8. The code stops at a batch in which no row is sure; here such a batch
+  This is the released code but for the scale, for the training view, which is
+  counted among the passes here, and for running statistics, which these passes
+  move there. Four rounds of the code, of a network without any, agree with ours
+  to 2e-8. The code stops at a batch in which no row is sure; here such a batch
   has no matching term. Its scale is 15, with Adam, for which a factor on a
-  client's whole loss makes no difference. For SGD it is a factor on the
-  learning rate. The bench (`bench_v3_mixed`) chose .1 among .1, 1 and 15, and
-  no relation term; on mild and strong this ends .7 and 1.8 points below labels
-  alone, not told apart.
+  client's whole loss makes no difference but against the weight decay. For SGD
+  it is a factor on the learning rate. The bench (`bench_v3_mixed`) chose .1
+  among .1, 1 and 15, and no relation term; on mild and strong this ends .7 and
+  1.8 points below labels alone, not told apart.
 
   Args:
     task: the static choices.

@@ -1,7 +1,9 @@
 r"""FreeMatch at the clients: thresholds that follow how sure the model is.
 
 Wang et al., FreeMatch, ICLR 2023, https://arxiv.org/abs/2205.07246. The
-authors' code is in microsoft/Semi-supervised-learning.
+authors' code is in TorchSSL/TorchSSL, and in USB, which is
+microsoft/Semi-supervised-learning. Both evaluate a moving average of the
+weights; here it is the global model.
 
 Let q be the predictions for the weak views of a batch. Every step moves, by
 decay :math:`\lambda`,
@@ -36,8 +38,8 @@ class Seen(NamedTuple):
   histogram: jax.Array  # float32[C], h.
 
 
-def renewed(seen: Seen, logits: jax.Array, mask: jax.Array, *, decay: float,
-            least: float = 0.0, most: float = 1.0) -> Seen:
+def renewed(seen: Seen, logits: jax.Array, mask: jax.Array, *, decay: float
+            ) -> Seen:
   """Moves the averages by a batch of weak views.
 
   Args:
@@ -45,8 +47,6 @@ def renewed(seen: Seen, logits: jax.Array, mask: jax.Array, *, decay: float,
     logits: float[B, C].
     mask: float32[B].
     decay: 0 is the batch, 1 stays.
-    least: the confidence is at least this.
-    most: the confidence is at most this.
 
   Returns:
     The averages; as they were if the batch has no row.
@@ -54,19 +54,20 @@ def renewed(seen: Seen, logits: jax.Array, mask: jax.Array, *, decay: float,
   p = jax.nn.softmax(logits)
   labels = jax.nn.one_hot(p.argmax(-1), p.shape[-1], dtype=p.dtype)
   news = Seen(*(moving.row_mean(x, mask) for x in (p.max(-1), p, labels)))
-  after = Seen(*(moving.moved(old, new, mask, decay=decay)
-                 for old, new in zip(seen, news, strict=True)))
-  return after._replace(confidence=jnp.clip(after.confidence, least, most))
+  return Seen(*(moving.moved(old, new, mask, decay=decay)
+                for old, new in zip(seen, news, strict=True)))
 
 
 @knobs.checked(
     decay=knobs.AVERAGE, min_threshold=knobs.share(),
+    bounded=knobs.word('tau', 'classes'),
     fairness_weight=knobs.weight('the fairness term'))
 def freematch(task: Task, *, decay: float = 0.999,
               min_threshold: float = 0.0, max_threshold: float = 1.0,
-              fairness_weight: float = 0.001, unlabeled_weight: float = 1.0,
-              server: str = 'fedavg', mu: float = 0.01,
-              weighting: str = 'examples', labeled_client_weight: float = 1.0,
+              bounded: str = 'tau', fairness_weight: float = 0.001,
+              unlabeled_weight: float = 1.0, server: str = 'fedavg',
+              mu: float = 0.01, weighting: str = 'examples',
+              labeled_client_weight: float = 1.0,
               keep_local: bool = False) -> Method:
   """Runs FixMatch with thresholds by the confidence, and a fairness term.
 
@@ -84,10 +85,14 @@ def freematch(task: Task, *, decay: float = 0.999,
     decay: of the averages. With the default they take thousands of steps to
       settle, more than short runs have. 1 leaves every threshold at 1/C, so
       that every row counts, or at `min_threshold`; 0 is the batch alone.
-    min_threshold: smallest tau; 0 is no bound. For SVHN the paper's is 0.9.
-    max_threshold: largest tau; 1 is no bound. For SVHN the paper's is 0.95.
+    min_threshold: smallest threshold; 0 is no bound. For SVHN TorchSSL's is
+      0.9, after a warm-up on labels alone that is not here; USB has none.
+    max_threshold: largest threshold; 1 is no bound. For SVHN it is 0.95.
+    bounded: these are bounds of 'tau', as in USB, so that a rare class may have
+      less than the smallest; or of the 'classes', as in TorchSSL, where tau
+      moves as it would without.
     fairness_weight: of the fairness term; 0 leaves it out. The default is that
-      of the code's scripts.
+      of USB's scripts; those of TorchSSL have 0.01.
     unlabeled_weight: lambda_u; 0 without the fairness term leaves the
       supervised part.
     server: 'fedavg' or 'fedprox', or 'local' without communication.
@@ -98,8 +103,8 @@ def freematch(task: Task, *, decay: float = 0.999,
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
-    The method. The metric `bar` is tau, and `fairness_loss` the term that
-    spreads the predictions, both means over rows.
+    The method. The metric `bar` is tau, and `fairness_loss` the term that is
+    meant to spread the predictions, both means over rows.
 
   Raises:
     ValueError: for an unknown choice or a number out of range.
@@ -109,14 +114,18 @@ def freematch(task: Task, *, decay: float = 0.999,
         'min_threshold', min_threshold,
         f'must be at most max_threshold, {max_threshold}.')
 
+  def clipped(values: jax.Array, what: str) -> jax.Array:
+    return (jnp.clip(values, min_threshold, max_threshold)
+            if bounded == what else values)
+
   def remember(federation: Federation) -> Seen:
     size = task.num_classes
     equal = jnp.ones((federation.num_clients, size)) / size
-    return Seen(jnp.clip(equal[:, 0], min_threshold, max_threshold), equal,
-                equal)
+    return Seen(clipped(equal[:, 0], 'tau'), equal, equal)
 
   def thresholds(seen: Seen) -> jax.Array:
-    return losses.freematch_thresholds(seen.confidence, seen.shares)
+    return clipped(losses.freematch_thresholds(seen.confidence, seen.shares),
+                   'classes')
 
   def pseudo_label(record, memory, inputs):
     return losses.pseudo_label(task.apply(record.model, inputs),
@@ -126,8 +135,8 @@ def freematch(task: Task, *, decay: float = 0.999,
     rows = batch.unlabeled
     weak, (labeled, strong), stats = network.forward_views(
         task, model, batch, key)
-    seen = renewed(given.memory, weak, rows.mask, decay=decay,
-                   least=min_threshold, most=max_threshold)
+    seen = renewed(given.memory, weak, rows.mask, decay=decay)
+    seen = seen._replace(confidence=clipped(seen.confidence, 'tau'))
     bars = thresholds(seen)
     loss, used = losses.fixmatch(strong, weak, rows.mask, threshold=bars)
     loss, metrics = objective.total(

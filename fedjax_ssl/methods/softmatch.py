@@ -1,7 +1,8 @@
 r"""SoftMatch at the clients: rows that the model is less sure of count less.
 
 Chen et al., SoftMatch, ICLR 2023, https://arxiv.org/abs/2301.10921. The
-authors' code is in microsoft/Semi-supervised-learning.
+authors' code is in TorchSSL/TorchSSL, and in USB, which is
+microsoft/Semi-supervised-learning.
 
 Let q be the predictions for the weak views of a batch. They are aligned to
 :math:`\bar q = norm(q / \tilde q)` by their moving average :math:`\tilde q`.
@@ -12,6 +13,11 @@ Every step moves, by decay :math:`\lambda`,
 
 which start at 1/C and 1. Then each row's strong view learns its likeliest class
 by q, not aligned, with the weight of `losses.softmatch_weights`.
+
+Both moments are USB's. TorchSSL takes those of :math:`\max_c q_b(c)`, before
+the alignment (`moments='raw'`), starts :math:`\tilde q` at 1/C, not at the
+first batch, and aligns to what labeled rows are predicted as. Both evaluate a
+moving average of the weights; here it is the global model.
 """
 from __future__ import annotations
 
@@ -43,7 +49,7 @@ def confidences(seen: Seen, probabilities: jax.Array) -> jax.Array:
 
 
 def renewed(seen: Seen, probabilities: jax.Array, mask: jax.Array, *,
-            decay: float, align: bool) -> Seen:
+            decay: float, align: bool, moments: str) -> Seen:
   """Moves the averages by a batch of weak views.
 
   Args:
@@ -52,6 +58,7 @@ def renewed(seen: Seen, probabilities: jax.Array, mask: jax.Array, *,
     mask: float32[B].
     decay: 0 is the batch, 1 stays.
     align: whether to keep the mean prediction.
+    moments: of confidences after the alignment, 'aligned', or before it, 'raw'.
 
   Returns:
     The averages; as they were if the batch has no row. A batch of one row does
@@ -60,7 +67,8 @@ def renewed(seen: Seen, probabilities: jax.Array, mask: jax.Array, *,
   if align:
     seen = seen._replace(shares=moving.moved_shares(
         seen.shares, probabilities, mask, decay=decay))
-  sure = confidences(seen, probabilities)
+  sure = (confidences(seen, probabilities) if moments == 'aligned'
+          else probabilities.max(-1))
   return seen._replace(
       mean=moving.moved(seen.mean, moving.row_mean(sure, mask), mask,
                         decay=decay),
@@ -70,11 +78,13 @@ def renewed(seen: Seen, probabilities: jax.Array, mask: jax.Array, *,
 
 @knobs.checked(
     decay=knobs.AVERAGE,
+    moments=knobs.Word(('aligned', 'raw'), knobs.Needs('align', (True,))),
     num_sigmas=knobs.Bound(cases=(knobs.at(0, 'every row counts the same'),)))
 def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
-              align: bool = True, unlabeled_weight: float = 1.0,
-              server: str = 'fedavg', mu: float = 0.01,
-              weighting: str = 'examples', labeled_client_weight: float = 1.0,
+              align: bool = True, moments: str = 'aligned',
+              unlabeled_weight: float = 1.0, server: str = 'fedavg',
+              mu: float = 0.01, weighting: str = 'examples',
+              labeled_client_weight: float = 1.0,
               keep_local: bool = False) -> Method:
   """Runs FixMatch with a truncated Gaussian in place of its threshold.
 
@@ -91,6 +101,8 @@ def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
       With 0 all rows count the same, with a large n only those that are surer
       than the mean.
     align: weigh rows by predictions aligned to equal classes.
+    moments: mean and deviation are of 'aligned' confidences, as in USB, or of
+      'raw' ones, as in TorchSSL.
     unlabeled_weight: lambda_max; 0 leaves the supervised part.
     server: 'fedavg' or 'fedprox', or 'local' without communication.
     mu: weight of FedProx's term; ignored by the others.
@@ -124,7 +136,8 @@ def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
     weak, (labeled, strong), stats = network.forward_views(
         task, model, batch, key)
     p = jax.nn.softmax(weak)
-    seen = renewed(given.memory, p, rows.mask, decay=decay, align=align)
+    seen = renewed(given.memory, p, rows.mask, decay=decay, align=align,
+                   moments=moments)
     weight = weighed(seen, p)
     loss, _ = losses.cross_entropy(
         strong, p.argmax(-1).astype(jnp.int32), rows.mask * weight,

@@ -35,7 +35,8 @@ labels for some of their rows take the pseudo-labels of weak views, with
 mu=1 here; their I and N are over all rows together, as here.
 
 Weight decay moves all parameters here, even those that get no gradient from any
-loss of a client; the authors' optimizer skips these.
+loss of a client; the authors' optimizer skips these. Momentum begins anew in
+each round here; there a client keeps it over the whole run.
 
 The cost, with three units for a row that trains: a row has two views in the
 unsupervised network, and in the supervised one two (with pseudo-labels or batch

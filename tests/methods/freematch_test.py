@@ -60,3 +60,17 @@ def test_memory_is_what_the_model_says_of_the_clients_rows(least, most):
     np.testing.assert_allclose(
         now.histogram, np.bincount(p.argmax(-1), minlength=3) / len(p),
         rtol=1e-5)
+
+
+@pytest.mark.parametrize('bounded, agrees, tau', [
+    ('classes', True, .3), ('tau', False, .45)])
+def test_a_bound_of_the_classes_holds_for_rare_ones_and_leaves_tau(
+    bounded, agrees, tau):
+  text = FROZEN.replace(')', f", min_threshold=.45, bounded='{bounded}')")
+  first = {'confidence': .3, 'shares': (.6, .2, .2)}
+  mine = change(text, kept=first, local_steps=2)
+  fixmatch = change('fixmatch(threshold=0.45)', local_steps=2)
+  assert np.allclose(mine, fixmatch, rtol=1e-4, atol=1e-6) == agrees
+  after = update(text, kept=first, local_steps=2).memory.kept
+  np.testing.assert_allclose(after.confidence, tau, rtol=1e-6)
+

@@ -60,12 +60,15 @@ def test_without_unlabeled_rows_it_is_the_supervised_part(place):
   chex.assert_trees_all_equal(a, b)
 
 
-def test_memory_is_what_the_model_says_of_the_clients_rows():
-  for now, then, p in kept.of_one_batch('softmatch(decay=0.0)'):
+@pytest.mark.parametrize('moments', ['aligned', 'raw'])
+def test_memory_is_what_the_model_says_of_the_clients_rows(moments):
+  for now, then, p in kept.of_one_batch(
+      f"softmatch(decay=0.0, moments='{moments}')"):
     if not p.size:
       chex.assert_trees_all_equal(now, then)
       continue
     np.testing.assert_allclose(now.shares, p.mean(0), rtol=1e-5)
-    sure = np.asarray(moving.aligned(p, p.mean(0), 1 / 3).max(-1))
+    sure = np.asarray(p if moments == 'raw' else moving.aligned(
+        p, p.mean(0), 1 / 3)).max(-1)
     np.testing.assert_allclose(now.mean, sure.mean(), rtol=1e-5)
     np.testing.assert_allclose(now.variance, sure.var(ddof=1), rtol=1e-4)

@@ -181,7 +181,9 @@ def fedlabel(task: Task, *, profile: str = 'official',
   One thing of the code is left out: it never clears the gradients of w_U, so
   that each step adds those of all earlier steps. The paper does not do so, and
   a learning rate would then mean another step length at every step. With
-  gradients that add up, two rounds of ours agree with the code to 1e-7.
+  gradients that add up, two rounds of ours agree with the code to 1e-7. There
+  each step draws its rows anew, and one without accepted rows does not step,
+  which momentum or weight decay would tell.
 
   Args:
     task: the static choices; labels must be at the clients.

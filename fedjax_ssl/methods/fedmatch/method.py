@@ -61,7 +61,8 @@ def fedmatch(
 
   With labels at the server, the server trains sigma and the clients train psi
   only; the authors' clients then drop the last rows of an epoch if these fill
-  less than half a batch, which here are one more step. A knob that is None
+  less than half a batch, which here are one more step. Their batches are the
+  same in every epoch; here each has an order of its own. A knob that is None
   takes the profile's value; below, 'a / b' are those of v1 and of v3code.
 
   Args:
@@ -123,9 +124,9 @@ def fedmatch(
       lower validation loss. 'clients': each client its own rate, by the loss of
       its model, with sending='differences' before small ones are left out;
       'server': one rate for all, by the loss of the global model;
-      or 'none'. These rates start again with each task of a stream. In the
-      authors' code all clients of a process share one rate, which a client's
-      fall lowers and a new client sets back.
+      or 'none'. These rates start again with each task of a stream; in the
+      authors' code they go on, and all clients of a process share one rate,
+      which a client's fall lowers and a new client sets back.
     patience: epochs, 3 / 5, with labels at the server 3 / 20.
     max_gib: GiB of weights that may be kept for all clients and for helpers;
       a run that needs more is refused.

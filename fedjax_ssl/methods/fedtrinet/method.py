@@ -6,11 +6,13 @@ Details that the paper leaves open are those of the authors' code. The profile
 'official' follows that code but for one thing: there the accepted rows join
 the labeled ones. Networks are tuned on them with their true labels, which a
 client does not have, the loss on labels counts them too, with their
-pseudo-labels, and an epoch ends with the accepted rows. Here labels are the
-client's alone. Two more things differ: before the first phase the code has
-int(clients / cohort) rounds in which all clients train on their labels, so that
-each has a last network of its own; and a harvest may be one row short there, as
-a first row that is refused counts.
+pseudo-labels, batches mix both kinds, and an epoch ends with the accepted rows.
+Here labels are the client's alone, and each step has a batch of either kind, so
+that there are fewer. Three more things differ: before the first phase the code
+has int(clients / cohort) rounds in which all clients train on their labels, so
+that each has a last network of its own; a harvest may be one row short there,
+as a first row that is refused counts; and there labelling, row by row, moves
+the running statistics of the third network.
 """
 from __future__ import annotations
 
@@ -199,8 +201,8 @@ def fedtrinet(task: Task, *, profile: str = 'paper', pretrain: float = 0.4,
       in any case.
 
   Returns:
-    The method; evaluation judges the labels that these networks would give, the
-    third one untuned.
+    The method; evaluation judges the labels that these networks would give in
+    prediction, the third one untuned.
 
   Raises:
     ValueError: for an unknown profile, a number out of range, or labels at
