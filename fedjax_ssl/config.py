@@ -18,6 +18,7 @@ from fedjax_ssl.core.checks import FieldError
 LARGEST_SEED = checks.LARGEST_SEED
 # The names in `core.optimizers`, which cannot be read without JAX.
 OPTIMIZERS = ('sgd', 'nesterov', 'adam', 'adamw', 'rmsprop')
+OWN_MOMENTUM = ('adam', 'adamw')  # --momentum is not theirs.
 _ANY = knobs.Bound()
 
 
@@ -396,10 +397,11 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
   if (track := values.get('track')) is not None:
     values['track'] = (checks.words(track) if isinstance(track, str) else
                        tuple(track)) or None
-  if 'labeled_fraction' in given and 'labels_per_class' not in given:
-    values['labels_per_class'] = None
-  if 'labels_per_class' in given and 'labeled_fraction' not in given:
-    values['labeled_fraction'] = None
+  labels = {'labeled_fraction', 'labels_per_class'}
+  if len(one := labels.intersection(given)) == 1:
+    values[(labels - one).pop()] = None
+  if values.get('optimizer') in OWN_MOMENTUM and 'momentum' not in given:
+    values['momentum'] = 0.0
   if values.get('partition_file') and 'partition' not in given:
     values['partition'] = 'setting'
   options = Config(**values)

@@ -1,6 +1,7 @@
 """Every option has one default and one range, for flags, JSON and Python."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import pathlib
@@ -14,7 +15,7 @@ import pytest
 import fedjax_ssl
 from fedjax_ssl import config
 from fedjax_ssl.cli import train
-from fedjax_ssl.core import checks, flag_kinds
+from fedjax_ssl.core import checks, flag_kinds, optimizers
 from tests import toy
 
 SHARED = [field.name for field in dataclasses.fields(fedjax_ssl.TaskSpec)
@@ -93,6 +94,17 @@ def test_a_field_is_named_as_a_flag_or_as_in_python():
 def test_what_does_not_go_together_is_refused(values, given, words):
   with pytest.raises(config.FieldError, match=words):
     config.resolve(values, given)
+
+
+@pytest.mark.parametrize('optimizer', config.OPTIMIZERS)
+def test_momentum_of_a_setting_goes_to_optimizers_that_have_none(optimizer):
+  values = {'optimizer': optimizer, 'momentum': .9}
+  reads = optimizer not in config.OWN_MOMENTUM
+  assert config.resolve(values, ['optimizer']).momentum == (.9 if reads else 0)
+  assert config.resolve(values, [*values]).momentum == .9
+  with contextlib.nullcontext() if reads else pytest.raises(
+      checks.FieldError, match='momentum'):
+    optimizers.make(optimizer, learning_rate=.1, momentum=.9)
 
 
 def test_an_unknown_option_is_refused():

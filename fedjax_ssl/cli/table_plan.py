@@ -23,6 +23,7 @@ class Plan(NamedTuple):
   scripts: pathlib.Path | None  # Folder of scripts to run, not settings.
   chosen: tuple[cells.Cell, ...]  # In the order of running.
   data_dir: str | None = None  # Not among the flags: it changes no result.
+  seeds: tuple[int, ...] = ()  # To run; () is all of the cells.
 
   def folder(self) -> pathlib.Path:
     """Returns the folder of all runs of the table."""
@@ -100,14 +101,18 @@ def steps(chosen: Plan) -> list[Step]:
       continue
     stored = results.read(chosen.result(cell))
     if stored and stored['extra_flags'] != [*chosen.flags]:
-      raise ValueError(
-          f'{chosen.result(cell)} was made with {stored["extra_flags"]}, not '
-          f'{[*chosen.flags]}; give another --variant.')
+      was, now = (
+          ' '.join(flag for flag in some if flag not in other) or 'less'
+          for some, other in ((stored['extra_flags'], chosen.flags),
+                              (chosen.flags, stored['extra_flags'])))
+      raise ValueError(f'{chosen.result(cell)} was made with {was}, not {now}; '
+                       'give another --variant.')
     if results.is_stale(cell, stored):
       continue
     done = stored.get('seeds', {})
     wanted += [(i, Step(cell, seed)) for i, seed in enumerate(cell.seeds())
-               if str(seed) not in done]
+               if str(seed) not in done
+               and seed in (chosen.seeds or cell.seeds())]
   return [step for _, step in sorted(wanted, key=lambda pair: pair[0])]
 
 

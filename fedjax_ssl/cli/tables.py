@@ -73,10 +73,21 @@ def _plan(args: argparse.Namespace) -> Plan:
   if args.scripts and not pathlib.Path(args.scripts).is_dir():
     raise ValueError(f'--scripts={args.scripts} is no folder.')
   table = cells.load(args.table, pathlib.Path(args.tables))
+  chosen = tuple(table.choose(args.row, args.column))
   return Plan(table, args.variant, flags, pathlib.Path(args.runs),
               pathlib.Path(args.results),
               pathlib.Path(args.scripts) if args.scripts else None,
-              tuple(table.choose(args.row, args.column)), args.data_dir)
+              chosen, args.data_dir, _seeds(args.seeds, chosen))
+
+
+def _seeds(text: str, chosen: Sequence[cells.Cell]) -> tuple[int, ...]:
+  """Returns the seeds that --seeds names, each one of a chosen cell."""
+  known = sorted({seed for cell in chosen for seed in cell.seeds()})
+  words = text.split(',') if text else []
+  if not {*words} <= {*map(str, known)}:
+    raise ValueError(f'--seeds={text} must be of those of the cells, '
+                     f'{",".join(map(str, known))}.')
+  return tuple(map(int, words))
 
 
 def _check(chosen: Plan) -> None:
@@ -110,7 +121,7 @@ def _all_tables(args: argparse.Namespace) -> int:
   """Does what needs no --table; returns an exit code."""
   if flags := [flag for flag in args.flags if flag != '--']:
     raise ValueError(f'{flags[0]} is for the cells of a --table; name one.')
-  for name in ('row', 'column', 'variant', 'data_dir'):
+  for name in ('row', 'column', 'seeds', 'variant', 'data_dir'):
     if value := getattr(args, name):
       value = value[0] if isinstance(value, list) else value
       raise ValueError(f'--{name}={value} is for the cells of a --table; name '
@@ -167,6 +178,8 @@ def _parser() -> argparse.ArgumentParser:
                       help='these rows only; may be repeated')
   parser.add_argument('--column', action='append', default=[], metavar='TITLE',
                       help='these columns only; may be repeated')
+  parser.add_argument('--seeds', default='', metavar='0,1',
+                      help='these seeds of the cells only')
   parser.add_argument('--list', action='store_true',
                       help='show the cells, or without --table the tables')
   parser.add_argument('--status', action='store_true', help='as --list')

@@ -124,7 +124,20 @@ def readers(method: Method, state: State, federation: Federation,
 
 
 def take(memory: PyTree, federation: Federation, ids: jax.Array) -> PyTree:
-  """Returns the rows of clients, bit by bit."""
+  """Returns the rows of clients, bit by bit.
+
+  Raises:
+    ValueError: if the memory has no row for each client that it should hold.
+  """
+  held = federation.held
+  size = (federation.num_clients if held is None or isinstance(held, _Asked)
+          else held.shape[0])
+  for path, leaf in jax.tree.leaves_with_path(memory):
+    if leaf.shape[:1] != (size,):  # Clients past the end would share the last.
+      raise ValueError(
+          f'what clients keep, memory{jax.tree_util.keystr(path)}, is '
+          f'{leaf.dtype}{[*leaf.shape]}; its first axis must be the clients, '
+          f'{size}.')
   return tree.take_bits(memory, places(federation, ids))
 
 

@@ -38,9 +38,11 @@ def builder(given: Any) -> Callable[..., nn.Module]:
   """
   if not (isinstance(given, type) and issubclass(given, nn.Module)):
     if isinstance(given, type) or not callable(given):
+      kinds = inspect.getmro(given) if isinstance(given, type) else ()
+      nnx = any(kind.__module__.startswith('flax.nnx') for kind in kinds)
       raise ValueError(f'{getattr(given, "__name__", given)!r} is no Flax '
                        'linen module class and no function that returns a '
-                       'module.')
+                       'module.' + nnx * ' Those of nnx are not taken.')
     return given
 
   def build(**knobs: Any) -> nn.Module:

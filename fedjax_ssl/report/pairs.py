@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import contextlib
 import math
+import os
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -65,12 +66,14 @@ class Measured(Protocol):
     """Returns the state of each seed."""
 
 
-def compare(run: Measured, reference: Measured, metric: str = 'accuracy'
+def compare(run: Measured | Sequence[Measured],
+            reference: Measured | Sequence[Measured], metric: str = 'accuracy'
             ) -> Difference:
   """Computes how far a run ends above another one, seed by seed.
 
   Args:
-    run: what `fit` or `load` returns.
+    run: what `fit` or `load` returns; or several with a seed each, as the
+      folders of a sweep hold them.
     reference: another one, which has seeds in common with it.
     metric: name of one that both have, with one number a round.
 
@@ -80,15 +83,33 @@ def compare(run: Measured, reference: Measured, metric: str = 'accuracy'
     interval; see `interval`. NaN where a last evaluation has no number.
 
   Raises:
-    ValueError: if a run has no such metric, or they have no seed in common.
+    ValueError: if a run has no such metric, they have no seed in common, or
+      one of several repeats a seed of another.
   """
-  ends = [_last(run, metric), _last(reference, metric)]
+  ends = [_ends(side, metric) for side in (run, reference)]
   common = [seed for seed in ends[0] if seed in ends[1]]
   if not common:
     seeds = [', '.join(map(str, end)) for end in ends]
     raise ValueError('the runs have no seed in common: one has '
                      f'{seeds[0]}, the other {seeds[1]}.')
   return interval([ends[0][seed] - ends[1][seed] for seed in common])
+
+
+def _ends(runs: Measured | Sequence[Measured], metric: str
+          ) -> dict[int, float]:
+  """Returns each seed's last number of a metric, of one run or of several."""
+  if isinstance(runs, str | os.PathLike):
+    raise ValueError(f'{os.fspath(runs)!r} is no run; fedjax_ssl.load reads '
+                     'one.')
+  # A loaded run is a tuple too.
+  several: Any = [runs] if hasattr(runs, 'metrics') else runs
+  found: dict[int, float] = {}
+  for run in several:
+    ends = _last(run, metric)
+    if again := ends.keys() & found.keys():
+      raise ValueError(f'seed {min(again)} is in two of the runs.')
+    found |= ends
+  return found
 
 
 def _last(run: Measured, metric: str) -> dict[int, float]:
@@ -196,11 +217,11 @@ def references(runs: Sequence[stored_runs.Run], plan: names.Plan,
 def at_their_best(runs: Sequence[stored_runs.Run]) -> list[Pair]:
   """Pairs every method with FedAvg, each with the best of what was tried.
 
-  That is the run with the highest final validation accuracy, of those that
-  differ in `flag_kinds.TUNED` and in knobs alone, and of these the ones with
-  the most rounds, then seeds; the test accuracy chooses where a method has no
-  validation rows. Runs with all labels are left out, and settings in which each
-  method was tried once.
+  Without FedAvg the first method takes its place. The best is the run with the
+  highest final validation accuracy, of those that differ in `flag_kinds.TUNED`
+  and in knobs alone, and of these the ones with the most rounds, then seeds;
+  the test accuracy chooses where a method has no validation rows. Runs with all
+  labels are left out, and settings in which each method was tried once.
   """
   tried: dict[Any, dict[str, list[int]]] = {}
   for i, run in enumerate(runs):
@@ -210,9 +231,10 @@ def at_their_best(runs: Sequence[stored_runs.Run]) -> list[Pair]:
             names.method_of(run.config), []).append(i)
   found = []
   for methods in tried.values():
-    plain = methods.pop(names.PLAIN, [])
+    plain = methods.pop(names.PLAIN if names.PLAIN in methods
+                        else next(iter(methods)))
     for mine in methods.values():
-      if not plain or len(mine) == len(plain) == 1:
+      if len(mine) == len(plain) == 1:
         continue
       for key, rows in (('val_accuracy', 'validation'), ('accuracy', 'test')):
         first, other = (_highest(runs, some, key) for some in (mine, plain))

@@ -6,6 +6,8 @@ _OURS = {
     **dict.fromkeys(('clients_per_round', 'num_participants', 'participation',
                      'fraction_fit', 'sample_clients'), ('cohort_size',)),
     **dict.fromkeys(('dirichlet_alpha', 'dir_alpha'), ('alpha',)),
+    **dict.fromkeys(('num_labels', 'num_labeled', 'n_labeled', 'n_labels'),
+                    ('labels_per_class', 'labeled_fraction')),
     **dict.fromkeys(('global_rounds', 'comm_rounds', 'communication_rounds'),
                     ('num_rounds',)),
     **dict.fromkeys(('local_ep', 'num_epochs'), ('local_epochs',)),

@@ -338,7 +338,7 @@ def imported(words: Sequence[str]) -> list[str]:
     words: of a command; the flagfiles that they name are read too.
 
   Raises:
-    ValueError: see `flagfile_lines.read`.
+    ValueError: if one names nothing; and see `flagfile_lines.read`.
   """
   found: list[str] = []
   for some in (words, *(lines for _, lines in flagfile_lines.read(words))):
@@ -346,5 +346,8 @@ def imported(words: Sequence[str]) -> list[str]:
       flag, equals, value = word.strip().partition('=')
       if flag in ('--import', '-import'):
         value = value if equals else ''.join(some[i + 1:i + 2])
-        found += checks.words(value)
+        if not (named := checks.words(value)):  # As of an unset variable.
+          raise ValueError(f'--import={value} names nothing; name a file or a '
+                           'module, or leave it out.')
+        found += named
   return found

@@ -184,7 +184,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     'labels_of_test_text': ({'y_test': lambda y: y.astype(str)},
                             'labels of test are words, those of train num'),
     'labels_short': ({'y_train': lambda y: y[:-1]}, '399 labels'),
-    'class_absent': ({'y_train': without_2}, 'no example of class 2'),
+    'class_absent': ({'y_train': without_2}, 'no example of train has label 2'),
     'nan': ({'x_train': lambda x: np.where(x > 9, np.nan, x)}, 'NaN'),
     'shape': ({'x_test': lambda x: x[:, :4]}, '(4, 8, 1)'),
     'key': ({'x_test': None}, "'x_test'"),

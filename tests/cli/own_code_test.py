@@ -305,6 +305,7 @@ def test_a_network_a_set_and_a_setting(tmp_path):
     ('--model=no.such.module:Net', "there is no module 'no'"),
     ('--model=empty.py:other', 'gives no Flax linen module but NoneType'),
     ('--import=none.py', '--import=none.py: there is no file'),
+    ('--import=', '--import= names nothing; name a file or a module'),
     ('--import=empty.py,broken.py', 'broken.py:2'),
     ('--method=a b:c', "'a b' is neither the path of a file nor the name")])
 def test_what_is_wrong_is_one_line(tmp_path, flag, words):

@@ -255,6 +255,27 @@ def test_what_a_file_of_rows_makes_idle_is_noted(change, tmp_path, capsys):
   assert not capsys.readouterr().err
 
 
+def test_holders_of_labels_that_the_server_has_are_noted(capsys):
+  setting = settings.SETTINGS['digits_dirdir']
+  for holders, says in ((-1, False), (2, True)):
+    runs.note_unread(setting, config.resolve({
+        **settings.defaults_of('digits_dirdir'), 'labels_at': 'server',
+        'num_labeled_clients': holders}), toy())
+    assert ('--num_labeled_clients=2 does nothing: the server has all labels.'
+            in capsys.readouterr().err) == says
+
+
+@pytest.mark.parametrize('steps', [0, 5])
+def test_epochs_beside_steps_are_noted(steps, capsys):
+  setting = settings.SETTINGS['digits_dirdir']
+  for epochs, says in ((1, False), (3, bool(steps))):
+    runs.note_unread(setting, config.resolve({
+        **settings.defaults_of('digits_dirdir'), 'local_steps': steps,
+        'local_epochs': epochs}), toy())
+    assert (f'--local_epochs={epochs} counts no steps: each client takes '
+            f'--local_steps={steps};' in capsys.readouterr().err) == says
+
+
 @pytest.mark.parametrize('fraction, says', [(.5, True), (0., False),
                                             (.02, False)])
 def test_rows_are_held_out_once(fraction, says, capsys):

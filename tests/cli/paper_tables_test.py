@@ -206,8 +206,8 @@ def test_a_variant_is_never_taken_for_the_table(place):
   stored = place.results('one.short')['exp.base']
   assert stored['extra_flags'] == ['--num_rounds=2']
   assert stored['seeds']['0']['rounds'] == 2
-  assert 'was made with' in place.call('--variant=short', '--',
-                                       '--num_rounds=1', code=2)
+  said = place.call('--variant=short', '--', '--num_rounds=1', code=2)
+  assert 'was made with --num_rounds=2, not --num_rounds=1; give' in said
 
 
 def test_unknown_tables_and_budgets(place):
@@ -233,9 +233,23 @@ def test_rows_and_columns_can_be_chosen(place):
   assert "--column=Hard is not in one; near: 'hard'." in said
 
 
+def test_seeds_can_be_chosen(place):
+  chosen = '--row=Ours', '--column=hard', '--seeds=1'
+  assert '--seeds=0' not in place.call(*chosen, '--dry_run')
+  place.call(*chosen)
+  assert [*place.results()['exp.ours_hard']['seeds']] == ['1']
+  assert 'Nothing is to be run' in place.call(*chosen)
+  place.call(*chosen[:2])
+  assert {*place.results()['exp.ours_hard']['seeds']} == {'0', '1'}
+  for text in ('2', 'x', '0,', ','):
+    assert f'--seeds={text} must be of those of the cells, 0,1.' in place.call(
+        f'--seeds={text}', code=2)
+
+
 def test_what_is_for_cells_needs_a_table(place, capsys):
   folder = f'--tables={place.root}/tables'
-  for word in ('--row=Ours', '--column=easy', '--variant=x', '--data_dir=/x'):
+  for word in ('--row=Ours', '--column=easy', '--seeds=0', '--variant=x',
+               '--data_dir=/x'):
     assert tables.main([folder, '--list', word]) == 2
     assert capsys.readouterr().err == (
         f'error: {word} is for the cells of a --table; name one.\n')

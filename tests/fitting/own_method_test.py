@@ -56,6 +56,10 @@ def other_memory(task):
   return made(task, loss, remember=lambda f: jnp.zeros((f.num_clients, 2)))
 
 
+def memory_of_nobody(task):
+  return made(task, remember=lambda f: jnp.zeros(7))
+
+
 def strange_option(task):
   return made(task, weightng='uniform')
 
@@ -99,6 +103,8 @@ def fit(method, **options):
     (no_number, r'its loss has the shape \[3\]'),
     (accuracy_of_its_own, "its metric 'accuracy' has the name of one that an "),
     (other_memory, r'its loss gives float32\[3\], not float32\[2\] as Aux.mem'),
+    (memory_of_nobody, r'keep, memory.kept, is float32\[7\]; its first axis '
+     'must be the clients, 3'),
     (strange_option, "unexpected keyword argument 'weightng'"),
     (fails, "KeyError: 'absent'"),
     (strange_streams, 'bth.* Allowed: both, labeled, unlabeled'),

@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from flax import linen as nn
+from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -208,9 +209,11 @@ class Two(nn.Module):
     models.make(f'{tmp_path}/two.py:Two', num_classes=3, input_shape=SHAPE)
 
 
-@pytest.mark.parametrize('given', [3, int])
-def test_what_is_no_module_is_refused(given):
-  with pytest.raises(ValueError, match='no Flax linen module class'):
+@pytest.mark.parametrize('given, said', [
+    (3, ''), (int, ''), (nnx.Linear, ' Those of nnx are not taken.')])
+def test_what_is_no_module_is_refused(given, said):
+  with pytest.raises(ValueError, match='no Flax linen module class .*module.'
+                     + said + '$'):
     models.register('other')(given)
 
 

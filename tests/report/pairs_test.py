@@ -95,6 +95,11 @@ def test_without_validation_rows_the_test_rows_choose(tmp_path):
   assert best[:2] == (2, 0) and 'on the test rows' in best.note
   once = [run for run in found if run.config['flags']['learning_rate'] == .1]
   assert not pairs.at_their_best(once)
+  # Without FedAvg it is against the first method.
+  alone = _tuned(tmp_path / 'b', {
+      ('fixmatch', .1): .4, ('fixmatch', .01): .6, ('uda', .1): .5,
+      ('uda', .01): .55})
+  assert [pair[:2] for pair in pairs.at_their_best(alone)] == [(3, 1)]
   # Nor is one chosen of which nothing is known.
   assert not pairs.at_their_best([dataclasses.replace(run, seeds=[
       [{**row, 'accuracy': None} for row in rows] for rows in run.seeds])
@@ -190,11 +195,16 @@ def test_runs_are_compared_seed_by_seed():
   one = pairs.compare(_run(1, rise=.1, name='loss'), _run(1, 2, name='loss'),
                       metric='loss')
   assert one.mean == pytest.approx(.11) and one[1:] == (None, None, 1)
+  # A sweep has a folder a seed.
+  apart = [_run(seed, rise=.1) for seed in (2, 1, 5)]
+  assert pairs.compare(apart, _run(1, 2, 3)) == found
 
 
 @pytest.mark.parametrize('run, metric, said', [
     (_run(0), 'accuracy', 'no seed in common: one has 0, the other 1, 2'),
     (_run(1), 'acuracy', "'acuracy' is unknown. Did you mean 'accuracy'"),
+    ([_run(1), _run(2, 1)], 'accuracy', 'seed 1 is in two of the runs'),
+    ('runs/x', 'accuracy', "'runs/x' is no run; fedjax_ssl.load reads one"),
     (_Run({}, {1: None}), 'accuracy', 'give the folder')])
 def test_runs_that_cannot_be_compared_are_told(run, metric, said):
   with pytest.raises(ValueError, match=said):

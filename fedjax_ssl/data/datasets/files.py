@@ -314,10 +314,12 @@ def check_parts(arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],
   absent = np.flatnonzero(np.bincount(known) == 0)
   if absent.size:
     raise DataError(f'labels must be 0 to C-1: the largest is '
-                    f'{num_classes - 1}, but train has no example of class '
+                    f'{num_classes - 1}, but no example of train has label '
                     f'{absent[0]}' + (
                         '; a label of -1 is 255 in an array of uint8'
-                        if num_classes == 256 else ''))
+                        if num_classes == 256 else
+                        '; subtract 1 if they begin at 1'
+                        if [*absent] == [0] else ''))
   return {part: Examples(inputs[part], labels[part]) for part in arrays}
 
 
@@ -385,7 +387,8 @@ def class_labels(part: str, labels: np.ndarray) -> np.ndarray:
     labels = labels[:, 0]
   if labels.ndim != 1:
     raise DataError(f'{part} labels have shape {labels.shape}; allowed are '
-                    '[D] and [D, 1], one class each')
+                    '[D] and [D, 1], one class each'
+                    + (', as of y.argmax(1)' if labels.ndim == 2 else ''))
   if labels.dtype.kind not in 'iu':
     raise DataError(f'{part} labels have dtype {labels.dtype}'
                     f'{names_lib.odd(labels)}; allowed are integers and words'

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from fedjax_ssl.core import checks
 from fedjax_ssl.data.files import DataError
 
 NONE = '-1'  # The label of a row without one, among words.
@@ -94,8 +95,9 @@ def number(words: Mapping[str, np.ndarray],
                       'without one are to train on')
     if strange.size:
       where = 'class_names' if known is not None else 'train'
-      raise DataError(f'{part} has label {str(values[strange[0]])[:40]!r}, '
-                      f'which {where} has not')
+      odd = str(values[strange[0]])[:40]
+      raise DataError(f'{part} has label {odd!r}, which {where} has not.'
+                      f'{checks.near(odd, map(str, names))}')
     numbered[part] = found
   return numbered, tuple(map(str, names))
 
