@@ -184,6 +184,13 @@ def test_krum_is_blanchards():
       jax.tree.map(lambda x: x[np.array(chosen)].mean(0), rows), rtol=1e-5)
 
 
+def test_a_pair_far_away_is_not_the_nearest_to_all_of_krum():
+  """Of five rows with one hostile each counts its two nearest ones."""
+  rows = jnp.array([[0.], [.1], [.2], [5.], [5.05]])
+  np.testing.assert_allclose(
+      aggregation.krum(rows, jnp.ones(5), share=.2), [.1], rtol=1e-6)
+
+
 def test_the_geometric_median_has_the_least_distances():
   rows, weights = attacked(1, 3.0, False)
   weights[:] = np.arange(1, SIZE + 1)

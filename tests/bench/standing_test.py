@@ -5,11 +5,13 @@ import json
 import pathlib
 import re
 import tempfile
+from typing import Any
 
 from absl.testing import absltest
 import numpy as np
 
 from fedjax_ssl.bench import page, picture, plan, records, standing
+from fedjax_ssl.core import run_files
 from fedjax_ssl.report import clients
 from fedjax_ssl.training import per_client
 
@@ -37,6 +39,13 @@ class CompareTest(absltest.TestCase):
     self.assertEqual(lines[plan.ALL].gap, 1)
     self.assertEqual(lines['a'].reached, 2)
     self.assertIsNone(lines[plan.ALL].rank)
+
+  def test_reached_is_as_high_as_labels_only(self):
+    """Curves end at .6, in round 2."""
+    for few, round_ in ((.59, 2), (.6, 2), (.61, None)):
+      lines = {line.measured.entry.name: line for line in standing.compare([
+          measured(plan.FEW, [few]), measured('a', [.6])])}
+      self.assertEqual(lines['a'].reached, round_)
 
   def test_no_gap_where_bounds_are_upside_down(self):
     lines = standing.compare([measured(plan.FEW, [.9]),
@@ -154,6 +163,24 @@ class ReadTest(absltest.TestCase):
     self.assertEqual(clients.worst(np.arange(9.)), 0)
     self.assertEqual(clients.worst(np.arange(12.)), 0)
     self.assertEqual(clients.worst(np.arange(25.)), .5)
+
+  def test_worst_reads_the_last_tenth(self):
+    """Two clients, each of one class."""
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    file = run_files.partition(folder, 0)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(file, labeled=np.array([0, 1]), unlabeled=np.array([-1, -1]),
+             num_clients=2)
+    recalls = {50: [0, 0], 90: [0, 0], 95: [.8, .3], 100: [.8, .5]}
+    rows = [{'round': r, 'per_class_accuracy': x} for r, x in recalls.items()]
+    self.assertAlmostEqual(
+        standing._worst(folder, rows, 0, np.array([0, 1])), .4)
+
+  def test_sent_is_the_mean_over_seeds(self):
+    seeds: list[list[dict[str, Any]]] = [
+        [{'up': 1}, {'up': 2}], [{'up': 5}, {'up': None}]]
+    self.assertEqual(standing._sent(seeds, 'up'), 4)
+    self.assertIsNone(standing._sent(seeds, 'down'))
 
   def test_client_rows(self):
     file = pathlib.Path(

@@ -133,6 +133,20 @@ def test_resize_crop_is_a_crop_of_pillows_resize(shape):
   assert np.unique(gaps.argmin(1)).size > 5
 
 
+@pytest.mark.parametrize('flip', [True, False])
+def test_resize_crop_takes_every_crop(flip):
+  image = _images(8, 8, 1)
+  large = np.asarray(Image.fromarray(image.squeeze()).resize(
+      (10, 10), Image.Resampling.BILINEAR))[..., None]
+  crops = _windows(large, 8, 8)
+  if flip:
+    crops += [crop[:, ::-1] for crop in crops]
+  outputs = _many(augment.make_weak('resize_crop', flip=flip), image, 400)
+  gaps = np.abs(outputs[:, None] - np.stack(crops).astype(int)).max((2, 3, 4))
+  assert gaps.min(1).max() <= 1
+  assert np.unique(gaps.argmin(1)).size == len(crops) == (18 if flip else 9)
+
+
 def test_without_flip_strong_views_do_not_mirror():
   view = functools.partial(
       augment.make_strong, 'ra_mc(num_ops=0, cutout=0)')
@@ -177,6 +191,16 @@ def test_operations_are_drawn_uniformly():
     _chi_square_is_small(counts, counts.sum() / counts.size)
 
 
+def test_operations_of_an_image_are_drawn_apart():
+  """Black is white after one inversion of two, not after none or both."""
+  pool = pools.Pool((pools.Op('invert'), pools.Op('identity')), 2, 1.0, 10, 1,
+                    (2,))
+  outputs = _many(augment.strong(pool, cutout=0, weak='none'),
+                  np.zeros((4, 4, 1), np.uint8), 400)
+  assert set(np.unique(outputs)) == {0, 255}
+  assert .4 < outputs.mean() / 255 < .6
+
+
 def test_levels_lie_below_a_top_drawn_for_the_image():
   pool = pools.heart(6, (2, 3, 4, 5))
   draws = jax.random.uniform(KEY, (20000, 5))
@@ -215,12 +239,27 @@ def test_cutout_of_strong_views(side, cutout, expected):
     assert .5 < (lengths == expected).mean() < 1
 
 
+def test_the_square_may_lie_anywhere_in_an_image_that_is_wide():
+  outputs = _many(augment.make_strong(
+      "ra_mc(num_ops=0, weak='none', cutout=4)"),
+                  np.full((12, 30, 1), 9, np.uint8), 400)
+  cut = (outputs != 9).any((0, 3))
+  assert cut.any(0).all() and cut.any(1).all()
+
+
+def test_half_of_an_odd_side_is_rounded_down():
+  outputs = _many(augment.make_strong("ra_mc(num_ops=0, weak='none')"),
+                  np.full((15, 15, 1), 9, np.uint8), 100)
+  assert np.array(list(_boxes(outputs, 9))).max() == 7
+
+
 def test_cutout_as_one_of_the_operations():
   pool = pools.Pool((pools.Op('cutout', 10),), 1, .5, 10, 4, (5,))
   view = augment.strong(pool, cutout=0, weak='none')
   outputs = _many(view, np.zeros((16, 16, 1), np.uint8))
   heights, _ = np.array(list(_boxes(outputs, 0))).T
   assert set(heights) == {0, 3, 4}
+  assert set(np.unique(outputs)) == {0, 127}
   assert abs((heights > 0).mean() - .5) < .1
 
 
@@ -260,6 +299,7 @@ def test_strong_is_weak_first():
     (augment.make_strong, 'ra_mc(cutout=-1)', 'cutout'),
     (augment.make_strong, "ra_mc(weak='wobble')", 'wobble'),
     (augment.make_strong, 'ra_heart(tops=())', 'tops'),
+    (augment.make_strong, 'ra_heart(tops=(11,))', 'tops'),
     (augment.make_strong, 'ra_cubuk(magnitude=11)', 'magnitude'),
 ])
 def test_bad_names_and_knobs_are_refused_when_built(make, name, message):

@@ -167,6 +167,22 @@ def test_shares_cut_classes_as_the_mixes_ask():
   np.testing.assert_allclose(rows_by_class(owner, labels, 4), want, atol=1.01)
 
 
+def test_capped_shares_of_a_class_are_the_draw():
+  """Nobody is full before the first class."""
+  want = _rng(3).dirichlet(np.full(4, .5))
+  owner = partition.dirichlet_capped(
+      _rng(3), np.zeros(1000, int), 4, alpha=.5, min_size=0)
+  np.testing.assert_allclose(
+      np.bincount(owner, minlength=4) / 1000, want, atol=.002)
+
+
+@pytest.mark.parametrize('name', [
+    'dirichlet_capped', 'dirichlet_clients', 'dirichlet_shares'])
+def test_rows_of_a_class_are_shuffled_before_they_are_cut(name):
+  owner = partition.PARTITIONS[name](_rng(), np.zeros(200, int), 4)
+  assert (np.diff(owner) < 0).any()
+
+
 def test_alpha_of_clients_is_in_total_and_of_shares_for_each_class():
   """At .1 and ten classes one class a client, or about two."""
   def classes(deal, alpha):

@@ -214,6 +214,8 @@ def test_hostile_clients_are_a_fixed_share_drawn_by_the_seed():
   assert [int(x.sum()) for x in found] == [5, 5, 5]
   assert (found[0] == found[1]).all() and (found[0] != found[2]).any()
   assert attacks.make('noise(share=0)') is None is attacks.make('none')
+  for share, want in ((.27, 5), (.29, 6)):  # Of 5.4 and 5.8 the nearest.
+    assert attacks.hostile(Attack(share), KEY, 20).sum() == want
 
 
 def test_flipped_labels_are_those_of_a_federation_with_such_labels():

@@ -1,6 +1,7 @@
 """FedCon: BYOL by hand, what travels and what stays, the server's two views."""
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import chex
@@ -9,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import methods
+from fedjax_ssl import methods, models
 from fedjax_ssl.core import tree
-from fedjax_ssl.core.types import Client, Context
+from fedjax_ssl.core.local_training import Learner
+from fedjax_ssl.core.types import Batch, Client, Context
 from fedjax_ssl.methods import fedcon
 from fedjax_ssl.methods.parts import assemble
 from fedjax_ssl.models import last_layer
@@ -185,6 +187,44 @@ def test_targets_follow_the_network():
   # Rows without labels leave the last layer.
   assert not any(map(np.any, jax.tree.leaves(
       last_layer.at(made.message.params, place))))
+
+
+def test_what_fills_up_a_batch_moves_nothing():
+  """Neither what is sent nor projector, target and optimizer."""
+  task, s = toy.task('conv', labels_at='server'), _settings()
+  federation, _ = toy.federation('server')
+  state = methods.make(f'fedcon({SMALL})', task).init(KEY, federation)
+  backbone, lars = fedcon._backbone(task, state.server.model), fedcon._lars(
+      s, s.contrast_rate)
+  memory = fedcon._begun(tree.take(state.memory, 0), backbone.params, KEY)
+  learner = Learner(backbone, ((), lars.init(
+      (backbone.params, memory.projector.params))), memory)
+
+  @jax.jit
+  def moved(images):
+    rows = Batch(images, jnp.full(6, -1), jnp.array([1., 1, 1, 1, 0, 0]))
+    return fedcon._contrasted(task, s, learner, rows, lars, KEY)
+
+  images = jnp.asarray(federation.train.inputs)[:6]
+  found = moved(images)
+  chex.assert_trees_all_close(
+      moved(images.at[4:].set(255 - images[4:])), found, rtol=1e-5, atol=1e-7)
+  assert tree.global_norm(tree.subtract(
+      found[0].memory.projector.params, memory.projector.params)) > 1e-5
+
+
+@pytest.mark.parametrize('side, hidden', [(8, 256), (64, 12288)])
+def test_the_projector_widens_by_eight_and_not_beyond_its_bound(side, hidden):
+  """Features here are the pixels of a linear network."""
+  shape = (side, side // 2, 1)
+  task = dataclasses.replace(toy.task(), model=models.make(
+      'linear', num_classes=toy.NUM_CLASSES, input_shape=shape))
+  method = methods.make('fedcon', task)
+  memory = jax.eval_shape(
+      lambda: method.init(KEY, toy.federation()[0])).memory
+  width = side * side // 2
+  assert memory.projector.params['Dense_0']['kernel'].shape == (
+      toy.NUM_CLIENTS, width, hidden)
 
 
 def test_labels_of_clients_teach_as_the_servers():

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,9 @@ import pytest
 
 from fedjax_ssl import methods, sparse
 from fedjax_ssl.core import optimizers, tree
-from fedjax_ssl.core.types import Examples
+from fedjax_ssl.core.types import Context, Examples
 from fedjax_ssl.methods import fedmatch
-from fedjax_ssl.methods.fedmatch import client, helpers, settings
+from fedjax_ssl.methods.fedmatch import client, helpers, server, settings
 from fedjax_ssl.methods.parts import plateau
 from tests import toy
 from tests.methods import fedmatch_test, updates
@@ -120,9 +121,9 @@ def test_a_clients_rate_falls_by_the_model_that_it_trained():
   assert any(jax.tree.leaves(changes))
 
 
-def settled(**knobs):
+def settled(place='clients', **knobs):
   every = inspect.signature(fedmatch.fedmatch).parameters.values()
-  return settings.settle(toy.task(), **{
+  return settings.settle(toy.task(labels_at=place), **{
       **{p.name: p.default for p in every if p.name != 'task'}, **knobs})
 
 
@@ -305,6 +306,51 @@ def test_the_server_rules_the_rate_of_all():
   chex.assert_trees_all_close(new.server.psi, state.server.psi)
   new, _ = run(state, federation, jnp.int32(0), KEY)
   assert new.server.rate.best < 10 and new.server.rate.factor == 1
+
+
+def test_the_server_rules_the_rate_of_its_own_labels():
+  federation, _ = toy.federation('server')
+  task = toy.task(labels_at='server')
+  s = settled('server', num_helpers=0)
+  start, memory = server.init(task, s, KEY, federation)
+  assert start.rate is not None and memory.rate is not None
+  assert (memory.rate.factor == 1).all()  # Of the clients.
+  context = Context(jnp.int32(0), federation.train, federation.validation,
+                    federation.server)
+  run = jax.jit(functools.partial(server.learn, task, s))
+  rates = [start.rate._replace(factor=jnp.float32(x)) for x in (0, 1)]
+  still, moved = (run(start._replace(rate=rate), context, KEY)[0].sigma
+                  for rate in rates)
+  chex.assert_trees_all_equal(still, start.sigma)
+  assert tree.global_norm(tree.subtract(moved, start.sigma)) > 1e-3
+
+
+def with_statistics():
+  """The update of two epochs of a network with batch normalization.
+
+  No loss is below the lowest that the client knows, and psi comes as 0.
+  """
+  def stuck(one):
+    return one._replace(memory=one.memory._replace(
+        rate=one.memory.rate._replace(best=np.float32(0))))
+  return updates.update(
+      'fedmatch(num_helpers=0, patience=3)', model='conv', local_epochs=2,
+      altered=stuck, sent=lambda record: client.Payload(
+          record.sigma, record.psi, record.stats, None, None))
+
+
+def test_each_epoch_of_a_round_counts_for_the_rate():
+  rate = with_statistics().memory.rate
+  assert rate.waited == 2 and rate.factor == 1 and rate.best == 0
+
+
+def test_statistics_are_sent_and_counted_both_ways():
+  found = with_statistics()
+  message = found.message
+  assert sparse.size(message.stats) > 0
+  whole = sparse.size((message.sigma, message.stats))
+  assert found.scalars_down == whole
+  assert found.scalars == whole + sparse.num_nonzero(message.psi)
 
 
 def test_undivided_there_is_one_part():

@@ -21,7 +21,7 @@ from fedjax_ssl.methods import semifl
 from fedjax_ssl.methods.parts import all_statistics, assemble, labeling
 from tests import toy
 from tests.by_hand import softmax
-from tests.methods import alternate_rounds
+from tests.methods import alternate_rounds, updates
 from tests.methods.alternate_rounds import RATE
 from tests.methods.alternate_rounds import task as _task
 from tests.training import networks
@@ -150,6 +150,25 @@ def test_strong_views_and_blends_are_normalized_apart():
       state.server.own.model), client._replace(
           memory=state.memory._replace(own=memory)), KEY)
   assert {*sizes} == {task.unlabeled_batch} and len(sizes) % 2 == 0
+
+
+def test_statistics_follow_strong_views_and_then_blends():
+  """With alpha 0 the blends are the rows as they are."""
+  federation, _ = toy.federation('server')
+  task, who = toy.task('conv'), updates.UNKNOWN
+  made = methods.make('semifl', task).init(updates.KEY, federation)
+  after = begun = made.server.own.model
+  rows = jnp.asarray(federation.train.inputs)[
+      federation.clients.unlabeled[who, :toy.UNLABELED[who]]]
+  for view in (255 - rows, rows):
+    _, stats = task.apply_train(after, view, jnp.ones(len(rows)))
+    after = after._replace(stats=stats)
+  sent = updates.whole(
+      'semifl(threshold=0, alpha=0)', who, model='conv', place='server',
+      strong=lambda key, x: 255 - x,
+      sent=lambda record: assemble.Server(record.own.model)).message
+  chex.assert_trees_all_close(
+      sent.stats, tree.subtract(after.stats, begun.stats), rtol=1e-4, atol=1e-5)
 
 
 def test_statistics_are_the_mean_over_the_batches_of_all(monkeypatch):

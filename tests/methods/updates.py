@@ -42,7 +42,7 @@ def _program(text: str, model: str, place: str, **changes: Any) -> Any:
 def update(text: str, client: int = 0, round_: int = 0, model: str = 'linear',
            place: str = 'clients', kept: dict[str, Any] | None = None,
            given: dict[str, Any] | None = None, sent: Any = None,
-           **changes: Any) -> Update:
+           altered: Any = None, **changes: Any) -> Update:
   """What a client sends from the first model.
 
   Args:
@@ -55,6 +55,7 @@ def update(text: str, client: int = 0, round_: int = 0, model: str = 'linear',
       at the start.
     given: fields of the server's record that differ.
     sent: the server's record -> what clients receive; by default the record.
+    altered: the client -> one with other rows or another memory.
     **changes: of the task.
   """
   state, run = _program(text, model, place, **changes)
@@ -64,6 +65,8 @@ def update(text: str, client: int = 0, round_: int = 0, model: str = 'linear',
         **{name: np.broadcast_to(np.asarray(value, np.float32),
                                  getattr(one.memory.kept, name).shape)
            for name, value in kept.items()})))
+  if altered:
+    one = altered(one)
   server = state.server._replace(**given) if given else state.server
   return run(sent(server) if sent else server, one, KEY)
 

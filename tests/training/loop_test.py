@@ -252,7 +252,8 @@ def test_rows_average_rates_and_add_up_counts():
 
 @pytest.mark.parametrize('schedule, half, end', [
     ('constant', 1, 1), ('linear', .5, 0), ('cosine', .5, 0),
-    ('cosine(final=0.2)', .6, .2), ('exponential(decay=0.5)', .5**5, .5**10),
+    ('cosine(final=0.2)', .6, .2), ('linear(final=0.2)', .6, .2),
+    ('exponential(decay=0.5)', .5**5, .5**10),
     ('fixmatch_cosine', np.cos(7 / 32 * np.pi), np.cos(7 / 16 * np.pi))])
 def test_schedules_at_half_and_end(schedule, half, end):
   make = optimizers.make('sgd', learning_rate=2.0, schedule=schedule,
@@ -277,6 +278,24 @@ def test_weight_decay_enters_the_gradient():
   one = make(jnp.int32(0))
   step, _ = one.update(jnp.zeros(2), one.init(weights), weights)
   np.testing.assert_allclose(step, -0.5 * 0.1 * weights)
+
+
+
+@pytest.mark.parametrize('name, knobs, grads, want', [
+    ('nesterov', {'momentum': .9}, [1], [-1.9]),
+    # Unbiased means: 0.39 / 0.19 by the root of 0.009999 / 0.001999.
+    ('adam', {}, [1, 3], [-1, -.9178]),
+    ('adamw', {'weight_decay': .1}, [0], [-.1]),
+    # A mean of squares that starts at 0 and moves by a hundredth.
+    ('rmsprop', {}, [1], [-10]),
+    ('rmsprop', {'momentum': .5}, [1, 0], [-10, -5])])
+def test_steps_of_an_optimizer_by_hand(name, knobs, grads, want):
+  rule = optimizers.make(name, learning_rate=1.0, **knobs)(jnp.int32(0))
+  state, found = rule.init(jnp.float32(1)), []
+  for grad in grads:
+    step, state = rule.update(jnp.float32(grad), state, jnp.float32(1))
+    found.append(step)
+  np.testing.assert_allclose(found, want, rtol=2e-4)
 
 
 @pytest.mark.parametrize('change', [

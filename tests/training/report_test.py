@@ -37,11 +37,16 @@ def test_what_was_not_measured_is_none():
   assert summary.summary(rows([0.5]))['selected'] is None
 
 
-def test_selection_never_beats_the_best():
+def test_selection_is_the_test_accuracy_of_the_best_validated_round():
   rng = np.random.default_rng(0)
   for _ in range(20):
-    got = summary.summary(rows(rng.random(9), rng.random(9)))
-    assert got['selected'] <= got['best']
+    test, validation = rng.random((2, 9))
+    got = summary.summary(rows(test, validation))
+    assert got['selected'] == pytest.approx(test[validation.argmax()])
+  # Of rounds that are as good the first, and none without a test.
+  for validation, want in (([.1, .9, .9, .2], .6), ([.9, .1, .2, .3], .4)):
+    got = summary.summary(rows([None, .6, .3, .4], validation))
+    assert got['selected'] == want
 
 
 @pytest.mark.parametrize('arguments, knobs', [

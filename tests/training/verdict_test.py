@@ -28,6 +28,7 @@ def kind(row):
 @pytest.mark.parametrize('row', [
     SOUND, OLD, {'accuracy': 0.1}, {'accuracy': None},
     SOUND | {'loss': 30.0, 'largest_weight': 500.0},
+    SOUND | {'loss': 99.0, 'largest_weight': 9.9e3},
     # Some updates were left out, and nobody had labels: no sign of harm.
     SOUND | {'num_rejected': 3}, SOUND | {'train_loss': None},
     # A sound model where one class has nearly all examples.
@@ -41,6 +42,8 @@ def test_sound_rows_have_none(row):
     ({'loss': None}, 'loss not finite'), ({'loss': 7.6e10}, 'loss 7.6e+10'),
     ({'largest_weight': None}, 'largest weight not finite'),
     ({'largest_weight': 2e9}, 'largest weight 2e+09'),
+    ({'loss': 101.0}, 'loss 1e+02'),
+    ({'largest_weight': 1.1e4}, 'largest weight 1.1e+04'),
     ({'num_rejected': 8, 'train_loss': None}, 'every update'),
     ({'num_rejected': 2, 'num_participants': 0.0}, 'every update')])
 def test_diverged_rows(change, word):
