@@ -176,6 +176,14 @@ class SamplingTest(parameterized.TestCase):
     sizes = np.asarray(mask.sum(1))  # Binomial: rows are independent.
     self.assertAlmostEqual(sizes.var(), 8 * .3 * .7, delta=0.12)
 
+  def test_of_too_many_rows_each_is_kept_as_often(self):
+    draw = jax.jit(jax.vmap(lambda k: privacy.poisson_rows(
+        k, jnp.int32(6), 1.0, width=6, capacity=2)))
+    places, mask = draw(jax.random.split(jax.random.key(0), 3000))
+    np.testing.assert_array_equal(mask, 1)
+    np.testing.assert_allclose(
+        np.bincount(np.ravel(places), minlength=6) / 3000, 1 / 3, atol=0.04)
+
   @parameterized.parameters(1e-6, 1e-3, .3)
   def test_a_row_is_never_drawn_more_often_than_is_accounted_for(self, rate):
     """Of the multiples of 2^-23, which are all that can be drawn."""

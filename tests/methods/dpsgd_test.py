@@ -100,9 +100,14 @@ def test_without_noise_and_clipping_it_is_fedavg():
   """With batches of all rows, and clients that count the same."""
   private = runner(f'dpsgd({QUIET})')
   plain = runner("fedavg(weighting='uniform')")
-  after, _ = private.run()
+  (after, found), (want, work) = private.run(), plain.run()
   chex.assert_trees_all_close(
-      after.server.model, plain.run()[0].server.model, rtol=1e-4, atol=1e-5)
+      after.server.model, want.server.model, rtol=1e-4, atol=1e-5)
+  for metrics in (found, work):  # All labels, once.
+    padding = metrics['masked_share']
+    assert padding.rows - padding.total == sum(toy.LABELED)
+    for kind in ('forward', 'backward'):
+      assert metrics[f'{kind}_passes'].total == sum(toy.LABELED)
   assert tree.global_norm(_moved(private, after)) > 1e-2
 
 
@@ -237,12 +242,17 @@ def test_labels_rest_once_the_budget_is_spent(unlabeled):
 
 
 def test_rows_without_labels_are_learnt_as_by_fixmatch():
-  """Once no label may be used, all that a round does is FixMatch."""
+  """Once no label may be used, all that a round does is FixMatch.
+
+  The factor on its steps is one on the learning rate.
+  """
   knobs = 'threshold=0.3, unlabeled_weight=2.0'
-  one = runner(f"dpsgd(private_steps=1, unlabeled='fixmatch', {knobs})")
+  one = runner("dpsgd(private_steps=1, unlabeled='fixmatch', "
+               f'unlabeled_rate=0.5, {knobs})')
   start = one.start._replace(round=jnp.int32(4))  # The budget is spent.
-  plain = methods.make(f"fixmatch(weighting='uniform', {knobs})",
-                       _task(labels_at='server'))
+  plain = methods.make(
+      f"fixmatch(weighting='uniform', {knobs})",
+      _task(labels_at='server', optimizer=lambda round_: optax.sgd(RATE / 2)))
   same = plain.init(toy.key(0), one.federation)
   same = same._replace(server=same.server._replace(
       model=start.server.model))
@@ -261,6 +271,8 @@ def test_metrics_say_nothing_of_private_rows():
   found = [one.run(federation=f)[1]
            for f in (one.federation, _other_labels(one.federation))]
   chex.assert_trees_all_equal(*found)
+  passes = toy.means(found[0])['forward_passes']
+  assert passes == 2 * 2  # In two steps, of two rows that are expected.
   again = one.run(start=one.start._replace(round=jnp.int32(1)))[1]
   chex.assert_trees_all_equal(found[0], again)  # Nor of how many were drawn.
 

@@ -12,6 +12,7 @@ from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Batch, Update
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods import feddb
+from fedjax_ssl.methods.parts import assemble
 from tests import toy
 from tests.methods import updates
 from tests.methods.averaging_test import one_round
@@ -135,6 +136,27 @@ def test_the_server_weighs_by_what_clients_say(profile, rule):
       lambda x, move: x + jnp.tensordot(shares, move[0], 1), server.model,
       deltas)
   chex.assert_trees_all_close(after.model, want, rtol=1e-4, atol=1e-5)
+
+
+def test_labels_are_judged_as_a_client_makes_them():
+  """By the shares that it keeps."""
+  federation, _ = toy.federation()
+  method = methods.make('feddb(threshold=0.0)', toy.task())
+  state = method.init(toy.key(6), federation)
+  row, shares = tree.take(state.memory, 0), jnp.array([.8, .1, .1])
+  inputs = federation.train.inputs[:12]
+  assert method.pseudo_label is not None
+  labels, _ = method.pseudo_label(
+      state.server, row._replace(own=row.own._replace(shares=shares)), inputs)
+  p = jax.nn.softmax(toy.task().apply(state.server.own.model, inputs))
+  assert (p.argmax(-1) != (p / shares).argmax(-1)).any()
+  np.testing.assert_array_equal(labels, (p / shares).argmax(-1))
+
+
+def test_a_client_with_labels_alone_has_nothing_to_balance():
+  sent = updates.whole('feddb', updates.KNOWN,
+                       sent=lambda record: assemble.Server(record.own.model))
+  np.testing.assert_allclose(sent.counts, 1 / toy.NUM_CLASSES, rtol=1e-6)
 
 
 @pytest.mark.parametrize('size', [1, 3, 6])

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 
 import chex
 import jax
@@ -122,6 +123,41 @@ def test_f_regs_opinion_is_the_weight_of_pseudo_labels():
   np.testing.assert_array_equal(weights, 1)
 
 
+@pytest.mark.parametrize('knobs, bar', [
+    ('profile="official"', 0.6), ('regulators="none"', 0.95),
+    ('regulators="coarse", threshold=0.7', 0.7)])
+def test_without_f_reg_a_label_counts_from_the_threshold_on(knobs, bar):
+  """By default from that of the profile on."""
+  federation, _ = toy.federation()
+  method = methods.make(f'feddure({knobs})', toy.task())
+  server = method.init(KEY, federation).server
+  zeros = tree.zeros_like(server.model.params['Dense_0'])
+  assert method.pseudo_label is not None
+  for top, weight in ((bar - .01, 0), (bar + .01, 1)):
+    bias = jnp.log(jnp.array([(1 - top) / 2, top, (1 - top) / 2]))
+    labels, weights = method.pseudo_label(
+        server._replace(model=server.model._replace(
+            params={'Dense_0': {**zeros, 'bias': bias}})),
+        (), federation.train.inputs[:2])
+    np.testing.assert_array_equal(labels, 1)
+    np.testing.assert_array_equal(weights, weight)
+
+
+def test_the_virtual_step_has_the_papers_rate():
+  knob = inspect.signature(methods.METHODS['feddure']).parameters
+  assert knob['virtual_rate'].default == 0.0005
+
+
+def test_a_client_without_rows_keeps_its_last_model():
+  """Not the one that it has received."""
+  before, run = everyone('feddure(regulators="none", keep_local=True)')
+  before = before._replace(memory=tree.scale(before.memory, 2.0))
+  after, _ = run(before, jnp.int32(0))
+  for i in range(toy.NUM_CLIENTS):
+    gap = moved(*(tree.take(s.memory.model, i) for s in (before, after)))
+    assert (gap == 0) == (i == toy.NOBODY)
+
+
 @pytest.mark.parametrize('profile, without', [
     ('paper', 1 / 6), ('official', 2 / 7)])
 def test_networks_with_dropout_drop_in_training(profile, without):
@@ -157,6 +193,14 @@ def test_warm_up_of_the_official_code():
   np.testing.assert_allclose(factors(CINIC, [0, 50, 99]), [0, .5, .99])
   np.testing.assert_allclose(factors(CINIC, range(100, 110)), 5 * [1, 0],
                              atol=1e-6)
+
+
+def test_a_client_with_rows_takes_the_steps_of_both_phases():
+  clients = toy.federation()[0].clients
+  steps = [int(meta_labels.num_steps(meta_labels.Schedule(5, 4), tree.take(
+      clients, i))) for i in range(toy.NUM_CLIENTS)]
+  assert steps == [0 if i == toy.NOBODY else 9
+                   for i in range(toy.NUM_CLIENTS)]
 
 
 def test_while_c_reg_waits_there_is_no_reward():

@@ -91,13 +91,40 @@ def test_bare_it_is_pseudo_labelling_by_the_surer_model():
 
 
 @pytest.mark.parametrize('kind', fedlabel.CONFIDENCES)
-def test_the_weight_never_exceeds_lambda_0(kind):
-  for seed in range(20):
-    ours, theirs, *_ = predictions(seed)
-    scale = 10.0 ** (seed % 8 - 6)  # Down to almost uniform ones.
-    ratio = fedlabel.select(scale * ours, scale * theirs,
-                            confidence=kind).ratio
-    assert (ratio >= 0).all() and (ratio <= 1).all()
+def test_the_weight_is_by_the_lower_confidence_over_the_higher(kind):
+  """So it never exceeds lambda_0, whichever model labels."""
+  for seed in range(8):
+    scale = 10.0 ** (seed - 6)  # Down to almost uniform ones.
+    pair = [scale * x for x in predictions(seed)[:2]]
+    scores = [fedlabel.confidence_score(x, kind) for x in pair]
+    for logits in (pair, pair[::-1]):
+      ratio = fedlabel.select(*logits, confidence=kind).ratio
+      np.testing.assert_allclose(ratio * jnp.maximum(*scores),
+                                 jnp.minimum(*scores), rtol=1e-5)
+
+
+def test_a_confidence_at_the_threshold_is_not_enough():
+  for threshold, accepted in ((0.5, 0), (0.49, 1)):
+    choice = fedlabel.select(UNIFORM[:, :2], UNIFORM[:, :2],
+                             threshold=threshold)
+    np.testing.assert_array_equal(choice.accepted, accepted)
+
+
+def test_rates_are_shares_of_the_accepted_rows_by_hand():
+  """In turn: agreed, agreed and local, disputed, agreed, masked, unsure."""
+  ours = jnp.array([[4., 0], [0, .1], [4, 0], [0, 4], [0, .1], [.2, 0]])
+  theirs = jnp.array([[2., 0], [0, 4], [0, .1], [0, 2], [0, 4], [0, .3]])
+  mask = jnp.array([1., 1, 1, 1, 0, 1])
+  choice = fedlabel.select(ours, theirs, threshold=0.6)
+  (value, metrics), (bare, _) = (
+      fedlabel.loss(choice, ours, theirs, mask, consistency=weight)
+      for weight in (0.5, 0.0))
+  for name, want in (('mask_rate', (4, 5)), ('local_rate', (1, 4)),
+                     ('agreed_rate', (3, 4))):
+    assert tuple(metrics[name]) == want, name
+  soft = metrics['consistency_loss']
+  np.testing.assert_allclose(soft.total / soft.rows, value - bare, rtol=1e-4)
+  assert value > bare
 
 
 @pytest.mark.parametrize('kind', fedlabel.CONFIDENCES)
@@ -293,18 +320,25 @@ def test_in_the_warmup_w_u_rests():
 
 
 def test_each_view_is_a_batch_of_its_own():
-  """The statistics move for the strong view, then for the rows themselves."""
+  """The statistics move for the strong view, then for the rows themselves.
+
+  Rows that are not accepted, here half of them, do not count in them.
+  """
   task = toy.task('conv')
   federation, _ = toy.federation()
   shard = jax.tree.map(lambda x: np.asarray(x)[UNKNOWN], federation.clients)
   own = shard.unlabeled[:int(shard.num_unlabeled)]
   rows = jnp.asarray(federation.train.inputs)[own]
   model = methods.make('fedavg', task).init(KEY, federation).server.model
+  sure = np.asarray(jax.nn.softmax(task.apply(model, rows)).max(-1))
+  bar = float(np.sort(sure)[len(own) // 2 - 1:][:2].mean())
+  mask = jnp.asarray(sure > bar, jnp.float32)
+  assert mask.sum() == len(own) // 2
   after = model
   for view in (255 - rows, rows):
-    _, stats = task.apply_train(after, view, jnp.ones(len(own)))
+    _, stats = task.apply_train(after, view, mask)
     after = after._replace(stats=stats)
-  sent = update('fedlabel(profile="paper", threshold=0.0)', UNKNOWN,
+  sent = update(f'fedlabel(profile="paper", threshold={bar})', UNKNOWN,
                 model='conv', strong=lambda key, x: 255 - x, weak=same,
                 local_steps=1, unlabeled_batch=16)
   assert tree.global_norm(sent.message.stats) > 1e-2
@@ -342,15 +376,42 @@ def test_the_weight_counts_rows_that_were_used():
   assert some.weight == labeled_visits + accepted
 
 
+def test_the_weight_may_count_rows_that_are_held():
+  sent = update('fedlabel(profile="paper", weighting="examples", '
+                'unlabeled_steps=0)')
+  assert sent.weight == toy.LABELED[0] + toy.UNLABELED[0]
+
+
+def decaying(round_):
+  """An optimizer that moves a model also where its loss does not."""
+  del round_
+  return optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.2))
+
+
 def test_a_client_whose_rows_are_all_discarded_sends_its_labeled_step():
-  def optimizer(round_):
-    del round_
-    return optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.2))
   none, labeled = (update(f'fedlabel(profile="paper", {knob})',
-                          optimizer=optimizer)
+                          optimizer=decaying)
                    for knob in ('threshold=1.0', 'unlabeled_steps=0'))
   chex.assert_trees_all_close(none.message, labeled.message,
                               rtol=1e-5, atol=1e-7)
+
+
+KEEPING = 'fedlabel(threshold=1.0, warmup=0, keep_local=True)'
+
+
+def test_a_step_without_accepted_rows_has_no_pull():
+  """Nothing else could make it cost anything."""
+  found = update(KEEPING, optimizer=decaying).metrics['unlabeled_loss']
+  assert found.total == 0 < found.rows
+
+
+def test_the_local_model_that_is_kept_is_w_l():
+  found = update(KEEPING, optimizer=decaying)
+  model = methods.make('fedlabel', toy.task()).init(
+      KEY, toy.federation()[0]).server.model
+  assert tree.global_norm(found.message[0]) > 0
+  chex.assert_trees_all_close(
+      found.memory, tree.add(model, found.message[0]), atol=1e-6)
 
 
 def test_without_its_unlabeled_chain_it_is_fedavg():

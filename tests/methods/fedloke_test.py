@@ -13,7 +13,15 @@ from fedjax_ssl.core import tree
 from fedjax_ssl.methods import fedloke
 from tests import toy
 from tests.by_hand import softmax
-from tests.methods.updates import BOTH, change, KEY, same, update
+from tests.methods.updates import (
+  BOTH,
+  change,
+  KEY,
+  KNOWN,
+  same,
+  UNKNOWN,
+  update,
+)
 from tests.thorough import wider
 
 PLAIN = 'ramp=0.0, max_gradient=1e999'
@@ -53,17 +61,47 @@ def test_without_soft_labels_it_is_labels_only_on_strong_views(knob, model):
   chex.assert_trees_all_close(a.params, b.params, rtol=1e-5, atol=1e-6)
 
 
+ALIKE = f'fedloke({PLAIN}, max_entropy=2.0, weighting="{{}}")'
+
+
 @pytest.mark.parametrize('weighting', ['examples', *wider('uniform')])
 def test_alike_views_and_models_train_alike(weighting):
   """In the first round: both start as the received model."""
-  out = update(f'fedloke({PLAIN}, max_entropy=2.0, weighting="{weighting}")',
-               strong=same, weak=same)
+  out = update(ALIKE.format(weighting), strong=same, weak=same)
   state = methods.make('fedloke', toy.task()).init(
       KEY, toy.federation()[0])
   moved = tree.subtract(out.memory, state.server.model)
   chex.assert_trees_all_close(moved, out.message, rtol=1e-4, atol=1e-6)
   rows = toy.LABELED[BOTH] + toy.UNLABELED[BOTH]
   assert out.weight == (rows if weighting == 'examples' else 1)
+
+
+@pytest.mark.parametrize('client, forward, backward', [
+    (KNOWN, 2, 2), (UNKNOWN, 4, 2)])
+def test_passes_are_counted(client, forward, backward):
+  """Of both models: one of a labeled row, weak and strong of the others."""
+  rows = toy.LABELED[client] + toy.UNLABELED[client]
+  metrics = update(ALIKE.format('examples'), client, strong=same,
+                   weak=same).metrics
+  assert metrics['forward_passes'] == forward * rows
+  assert metrics['backward_passes'] == backward * rows
+
+
+def test_labels_are_judged_by_the_local_model():
+  federation, _ = toy.federation()
+  task = toy.task()
+  method = methods.make('fedloke(max_entropy=0.3)', task)
+  server = method.init(KEY, federation).server
+  local = tree.scale(task.model.init(toy.key(1)), 20.0)
+  inputs = federation.train.inputs[:12]
+  assert method.pseudo_label is not None
+  labels, sure = method.pseudo_label(server, local, inputs)
+  p, q = (softmax(task.apply(model, inputs))
+          for model in (local, server.model))
+  assert (p.argmax(-1) != q.argmax(-1)).any()
+  np.testing.assert_array_equal(labels, p.argmax(-1))
+  np.testing.assert_array_equal(sure, -(p * np.log(p)).sum(-1) < .3)
+  assert 0 < sure.mean() < 1
 
 
 def test_each_number_of_a_gradient_is_clipped():

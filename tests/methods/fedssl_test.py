@@ -99,6 +99,35 @@ def test_material_is_what_the_paper_draws():
       -1).mean()
 
 
+def test_every_class_is_drawn_to_blend_with():
+  rows, nets, _ = _batch()
+  many = jax.tree.map(lambda x: jnp.concatenate([x] * 20), rows)
+  made = jitted(gmixup.material, _problem())(nets.model, many, toy.key(4))
+  assert (made.target.sum(0) > 20).all()
+
+
+def test_pseudo_labels_are_the_sharpened_mean_over_views():
+  """Each view has draws of its own."""
+  rows, nets, made = _batch(0.0)
+  task, keys = toy.task(), jax.random.split(toy.key(4), 5)
+  p = np.mean([jax.nn.softmax(task.apply(
+      nets.model, task.weak(key, rows.inputs)))
+               for key in jax.random.split(keys[1], 2)], 0)
+  np.testing.assert_allclose(
+      made.labels, p**2 / (p**2).sum(-1, keepdims=True), rtol=1e-4)
+
+
+def test_the_weight_of_rows_without_labels_rises():
+  _, nets, made = _batch(0.0)
+  none, half, full = (
+      toy.means(_joint(ramp=1.0)(nets, made._replace(
+          progress=jnp.full(6, progress)))[1][1])
+      for progress in (0.0, 0.5, 1.0))
+  for name in ('mixup_loss', 'unlabeled_loss'):
+    assert full[name] > 0.1 and none[name] == 0
+    np.testing.assert_allclose(half[name], full[name] / 2, rtol=1e-5)
+
+
 def test_joint_cost_is_the_sum_of_the_papers_terms():
   _, nets, made = _batch()
   problem = _problem()

@@ -228,6 +228,35 @@ def test_a_client_with_labels_alone_counts_by_these():
   assert weights[0] < 0.9
 
 
+@pytest.mark.parametrize('text, passes', [
+    ('fl2', (2, 3)), ('fl2(sharpness_weight=0.0)', (1, 1))])
+def test_passes_are_counted(text, passes):
+  """All rows forward to label them; those kept once, and again uphill."""
+  metrics = updates.whole(
+      text, updates.UNKNOWN,
+      sent=lambda record: assemble.Server(record.own.model)).metrics
+  kept = metrics['mask_rate'].total
+  assert 0 < kept < toy.UNLABELED[updates.UNKNOWN]
+  forward, backward = passes
+  assert metrics['forward_passes'] == (
+      toy.UNLABELED[updates.UNKNOWN] + forward * kept)
+  assert metrics['backward_passes'] == backward * kept
+
+
+def test_labels_are_judged_by_the_clients_thresholds():
+  federation, _ = toy.federation()
+  method = methods.make('fl2', toy.task())
+  state = method.init(KEY, federation)
+  row = tree.take(state.memory, 0)
+  assert method.pseudo_label is not None
+  for bar, weight in ((0.0, 1), (1.1, 0)):
+    _, found = method.pseudo_label(
+        state.server, row._replace(own=row.own._replace(
+            thresholds=jnp.full(toy.NUM_CLASSES, bar))),
+        federation.train.inputs[:12])
+    np.testing.assert_array_equal(found, weight)
+
+
 @pytest.mark.parametrize('kind, rows', [('labeled', toy.LABELED),
                                         ('unlabeled', toy.UNLABELED)])
 def test_a_row_is_as_sure_as_it_is_once(kind, rows):

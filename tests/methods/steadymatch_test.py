@@ -1,6 +1,8 @@
 """SteadyMatch: its average, what it reduces to, and a round by hand."""
 from __future__ import annotations
 
+from typing import Any
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -74,19 +76,45 @@ def test_without_unlabeled_rows_it_is_the_supervised_part(place):
   chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-7)
 
 
+ONCE: dict[str, Any] = {
+    'local_steps': 1, 'optimizer': lambda round_: optax.sgd(.5)}
+SLOWED = 'steadymatch(threshold=0.0, unlabeled_rate={})'
+
+
 def test_clients_without_labels_take_smaller_steps():
   """Only where others have labels."""
-  once = {'local_steps': 1, 'optimizer': lambda round_: optax.sgd(.5)}
-  text = 'steadymatch(threshold=0.0, unlabeled_rate={})'
-  full, half, none = (change(text.format(rate), UNKNOWN, **once)
+  full, half, none = (change(SLOWED.format(rate), UNKNOWN, **ONCE)
                       for rate in (1.0, .5, 0.0))
   np.testing.assert_allclose(full, 2 * half, rtol=1e-4, atol=1e-7)
   assert np.abs(full).max() > 0 and np.abs(none).max() == 0
-  a, b = (change(text.format(rate), **once) for rate in (1.0, 0.0))
+  a, b = (change(SLOWED.format(rate), **ONCE) for rate in (1.0, 0.0))
   np.testing.assert_array_equal(a, b)
-  a, b = (change(text.format(rate), UNKNOWN, place='server', **once)
+  a, b = (change(SLOWED.format(rate), UNKNOWN, place='server', **ONCE)
           for rate in (1.0, 0.0))
   np.testing.assert_array_equal(a, b)
+
+
+def test_passes_are_counted():
+  """Two labelers forward on a batch of 4; its strong view both ways."""
+  metrics = update(SLOWED.format(1.0), UNKNOWN, **ONCE).metrics
+  assert metrics['forward_passes'] == 3 * 4
+  assert metrics['backward_passes'] == 4
+
+
+def test_labels_are_judged_by_the_mean_of_both_labelers():
+  federation, _ = toy.federation()
+  task = toy.task()
+  method = methods.make('steadymatch(local_share=.1, threshold=0.0)', task)
+  server = method.init(toy.key(6), federation).server
+  server = server._replace(teacher=task.model.init(toy.key(1)))
+  inputs = federation.train.inputs[:12]
+  assert method.pseudo_label is not None
+  labels, _ = method.pseudo_label(server, (), inputs)
+  p, q = (jax.nn.softmax(task.apply(model, inputs))
+          for model in (server.model, server.teacher))
+  want = (.1 * p + .9 * q).argmax(-1)
+  assert (want != (.9 * p + .1 * q).argmax(-1)).any()
+  np.testing.assert_array_equal(labels, want)
 
 
 def test_the_server_trains_on_its_labels_after_the_clients():
