@@ -30,7 +30,8 @@ _COMMANDS = {
 # What is done by no command, or by another one: how.
 _ELSEWHERE = {
     'predict': 'In Python: fedjax_ssl.load(RUN).predict(inputs).',
-    'resume': '`fedjax-ssl train SETTING --workdir=RUN` goes on with a run.',
+    'resume': 'The command that began a run goes on with it; `train SETTING '
+              '--flagfile=RUN/run.flags --workdir=RUN` does too.',
     'compare': '`fedjax-ssl report RUN RUN` compares runs.',
     'plot': '`fedjax-ssl report RUN` draws curves.'}
 # Those that train or evaluate in this process.
@@ -174,10 +175,10 @@ def _refuse(kind: str, name: str, known: Sequence[str] | object,
   """Prints in one line which names there are; returns the exit code.
 
   Args:
-    kind: what the name is none of.
-    name: the word.
+    kind: what is asked for, as 'command'.
+    name: the word that is none.
     known: the names.
-    how: what to do instead; default: take the name that is near.
+    how: what to do instead; default: to take the name that is near.
     more: the end of the line.
   """
   from fedjax_ssl.core import checks

@@ -101,10 +101,8 @@ def steps(chosen: Plan) -> list[Step]:
       continue
     stored = results.read(chosen.result(cell))
     if stored and stored['extra_flags'] != [*chosen.flags]:
-      was, now = (
-          ' '.join(flag for flag in some if flag not in other) or 'less'
-          for some, other in ((stored['extra_flags'], chosen.flags),
-                              (chosen.flags, stored['extra_flags'])))
+      was, now = (' '.join(flags) or 'no flags' for flags in (
+          stored['extra_flags'], chosen.flags))
       raise ValueError(f'{chosen.result(cell)} was made with {was}, not {now}; '
                        'give another --variant.')
     if results.is_stale(cell, stored):

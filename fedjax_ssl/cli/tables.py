@@ -80,13 +80,13 @@ def _plan(args: argparse.Namespace) -> Plan:
               chosen, args.data_dir, _seeds(args.seeds, chosen))
 
 
-def _seeds(text: str, chosen: Sequence[cells.Cell]) -> tuple[int, ...]:
+def _seeds(text: str | None, chosen: Sequence[cells.Cell]) -> tuple[int, ...]:
   """Returns the seeds that --seeds names, each one of a chosen cell."""
   known = sorted({seed for cell in chosen for seed in cell.seeds()})
-  words = text.split(',') if text else []
+  words = [] if text is None else text.split(',')
   if not {*words} <= {*map(str, known)}:
-    raise ValueError(f'--seeds={text} must be of those of the cells, '
-                     f'{",".join(map(str, known))}.')
+    raise ValueError(f'--seeds={text}: the cells have seeds '
+                     f'{",".join(map(str, known))}; name some of these.')
   return tuple(map(int, words))
 
 
@@ -178,8 +178,8 @@ def _parser() -> argparse.ArgumentParser:
                       help='these rows only; may be repeated')
   parser.add_argument('--column', action='append', default=[], metavar='TITLE',
                       help='these columns only; may be repeated')
-  parser.add_argument('--seeds', default='', metavar='0,1',
-                      help='these seeds of the cells only')
+  parser.add_argument('--seeds', metavar='0,1',
+                      help='run these seeds of the cells only')
   parser.add_argument('--list', action='store_true',
                       help='show the cells, or without --table the tables')
   parser.add_argument('--status', action='store_true', help='as --list')

@@ -55,12 +55,18 @@ def places(federation: Federation, ids: jax.Array) -> jax.Array:
   Returns:
     int32[S]; a place beyond the end for a client whose row is not there.
   """
-  held = federation.held
-  if held is None or isinstance(held, _Asked):
+  held = _held(federation)
+  if held is None:
     return ids
   found = jnp.minimum(jnp.searchsorted(held, ids), held.shape[0] - 1)
   here = (jnp.take(held, found) == ids) & (ids < federation.num_clients)
   return jnp.where(here, found, held.shape[0]).astype(jnp.int32)
+
+
+def _held(federation: Federation) -> jax.Array | None:
+  """Whose rows a state's memory has; None where it has all."""
+  held = federation.held
+  return None if isinstance(held, _Asked) else held
 
 
 def told(memory: PyTree, cohort: Cohort, federation: Federation) -> Metrics:
@@ -129,9 +135,8 @@ def take(memory: PyTree, federation: Federation, ids: jax.Array) -> PyTree:
   Raises:
     ValueError: if the memory has no row for each client that it should hold.
   """
-  held = federation.held
-  size = (federation.num_clients if held is None or isinstance(held, _Asked)
-          else held.shape[0])
+  held = _held(federation)
+  size = federation.num_clients if held is None else held.shape[0]
   for path, leaf in jax.tree.leaves_with_path(memory):
     if leaf.shape[:1] != (size,):  # Clients past the end would share the last.
       raise ValueError(

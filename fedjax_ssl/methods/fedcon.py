@@ -112,9 +112,9 @@ class Server(NamedTuple):
 class Memory(NamedTuple):
   """What stays on a client."""
 
-  projector: Variables
-  target: PyTree  # Parameters of its backbone.
-  has_one: jax.Array  # bool[], whether it has trained; before, neither counts.
+  projector: Variables  # Zeros until it is drawn.
+  target: PyTree  # Parameters of its backbone; they count once it `has_one`.
+  has_one: jax.Array  # bool[]
 
 
 class _Settings(NamedTuple):
@@ -304,10 +304,12 @@ def _begun(memory: Memory, backbone: PyTree, key: jax.Array) -> Memory:
   """Returns what a client has before it trains; a new one begins."""
   kernel = memory.projector.params['Dense_0']['kernel']
   width, hidden = kernel.shape
-  return jax.lax.cond(
-      memory.has_one, lambda: memory,
-      lambda: Memory(_projector(width, hidden, kernel.dtype, key), backbone,
-                     memory.has_one))
+  # Once for a client, but in every round under vmap.
+  top = jax.lax.cond(
+      (kernel != 0).any(), lambda: memory.projector,
+      lambda: _projector(width, hidden, kernel.dtype, key))
+  return memory._replace(projector=top, target=tree.where(
+      memory.has_one, memory.target, backbone))
 
 
 def _weight_of(task: Task, s: _Settings, round_: Array) -> jax.Array:

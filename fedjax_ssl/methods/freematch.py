@@ -103,8 +103,9 @@ def freematch(task: Task, *, decay: float = 0.999,
     keep_local: keep each client's last model, to report local accuracy.
 
   Returns:
-    The method. The metric `bar` is tau, and `fairness_loss` the term that is
-    meant to spread the predictions, both means over rows.
+    The method. The metric `bar` is tau, whatever is bounded, and
+    `fairness_loss` the term that is meant to spread the predictions, both means
+    over rows.
 
   Raises:
     ValueError: for an unknown choice or a number out of range.

@@ -42,7 +42,8 @@ def builder(given: Any) -> Callable[..., nn.Module]:
       nnx = any(kind.__module__.startswith('flax.nnx') for kind in kinds)
       raise ValueError(f'{getattr(given, "__name__", given)!r} is no Flax '
                        'linen module class and no function that returns a '
-                       'module.' + nnx * ' Those of nnx are not taken.')
+                       'module.'
+                       + (' Those of nnx are not taken.' if nnx else ''))
     return given
 
   def build(**knobs: Any) -> nn.Module:

@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import contextlib
 import math
-import os
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -98,13 +97,16 @@ def compare(run: Measured | Sequence[Measured],
 def _ends(runs: Measured | Sequence[Measured], metric: str
           ) -> dict[int, float]:
   """Returns each seed's last number of a metric, of one run or of several."""
-  if isinstance(runs, str | os.PathLike):
-    raise ValueError(f'{os.fspath(runs)!r} is no run; fedjax_ssl.load reads '
-                     'one.')
-  # A loaded run is a tuple too.
-  several: Any = [runs] if hasattr(runs, 'metrics') else runs
+  # A loaded run is a tuple too, and a slip may be anything.
+  given: Any = runs
+  several = given if isinstance(given, list | tuple) and not hasattr(
+      given, 'metrics') else [given]
+  if not several:
+    raise ValueError('one side has no run.')
   found: dict[int, float] = {}
   for run in several:
+    if not hasattr(run, 'metrics'):
+      raise ValueError(f'{run!r} is no run, as fit and load return it.')
     ends = _last(run, metric)
     if again := ends.keys() & found.keys():
       raise ValueError(f'seed {min(again)} is in two of the runs.')
@@ -217,18 +219,20 @@ def references(runs: Sequence[stored_runs.Run], plan: names.Plan,
 def at_their_best(runs: Sequence[stored_runs.Run]) -> list[Pair]:
   """Pairs every method with FedAvg, each with the best of what was tried.
 
-  Without FedAvg the first method takes its place. The best is the run with the
-  highest final validation accuracy, of those that differ in `flag_kinds.TUNED`
-  and in knobs alone, and of these the ones with the most rounds, then seeds;
-  the test accuracy chooses where a method has no validation rows. Runs with all
-  labels are left out, and settings in which each method was tried once.
+  Without FedAvg the method of the first run takes its place. The best is the
+  run with the highest final validation accuracy, of those that differ in
+  `flag_kinds.TUNED` and in knobs alone, and of these the ones with the most
+  rounds, then seeds; the test accuracy chooses where a method has no validation
+  rows. Runs with all labels are left out, and settings in which each method was
+  tried once.
   """
   tried: dict[Any, dict[str, list[int]]] = {}
   for i, run in enumerate(runs):
     with contextlib.suppress(ValueError):  # Of a damaged method.
       if not _is_bound(run):
-        tried.setdefault(names.setting_of(run.config), {}).setdefault(
-            names.method_of(run.config), []).append(i)
+        setting, method = names.setting_of(run.config), names.method_of(
+            run.config)
+        tried.setdefault(setting, {}).setdefault(method, []).append(i)
   found = []
   for methods in tried.values():
     plain = methods.pop(names.PLAIN if names.PLAIN in methods

@@ -172,7 +172,7 @@ def check_read(setting: Setting, options: Config) -> None:
 
 def note_unread(setting: Setting, options: Config, dataset: data.Dataset
                 ) -> None:
-  """Says which options a new run does not read as others say the same.
+  """Says which options a new run does not read because of other ones.
 
   Unlike those of `check_read` they may stand in a flagfile of other runs.
 
@@ -189,15 +189,16 @@ def note_unread(setting: Setting, options: Config, dataset: data.Dataset
     processes.note(
         f'--dataset={options.dataset} comes with the library; --dataset=NAME '
         'and --data_dir=DIR train on your own data.')
-  if options.labels_at == 'server' and given & {'num_labeled_clients'}:
+  if given & {'num_labeled_clients'} and options.labels_at == 'server' and (
+      getattr(setting.deal, 'rule', '') == 'pool'):
     processes.note(
         f'--num_labeled_clients={options.num_labeled_clients} does nothing: '
         'the server has all labels.')
   if options.local_steps and given & {'local_epochs'}:
     processes.note(
-        f'--local_epochs={options.local_epochs} counts no steps: each client '
-        f'takes --local_steps={options.local_steps}; with 0 it trains by '
-        'epochs.')
+        f'--local_epochs={options.local_epochs} does not say how long clients '
+        f'train: each takes --local_steps={options.local_steps}. With 0 it is '
+        'by epochs.')
   if options.partition_file:
     for name in sorted(given & {'min_size', 'partition_seed',
                                 'validation_fraction', *dealing.SKEWS}):

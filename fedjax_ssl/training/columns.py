@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from fedjax_ssl.core import checks
@@ -23,6 +24,14 @@ class Columns(dict[str, np.ndarray]):
             else checks.near(str(name), self))
     raise KeyError(f'no metric {name!r} here.{hint} There are: '
                    f'{", ".join(self) or "none"}')
+
+
+# As a dict is, for `jax.tree.map` over what was measured.
+jax.tree_util.register_pytree_with_keys(
+    Columns, lambda columns: (
+        [(jax.tree_util.DictKey(name), columns[name])
+         for name in sorted(columns)], tuple(sorted(columns))),
+    lambda names, values: Columns(zip(names, values, strict=True)))
 
 
 def scalars(rows: Sequence[Mapping[str, Any]]) -> Columns:

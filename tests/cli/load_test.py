@@ -6,6 +6,7 @@ import pathlib
 import shutil
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -132,12 +133,14 @@ def test_a_loaded_run_has_what_was_measured(finished, tmp_path):
 
 def test_a_metric_that_is_none_is_told_with_those_that_are(finished):
   run = fedjax_ssl.load(finished)
-  with pytest.raises(KeyError, match="'acuracy' .*Did you mean 'accuracy'?"):
+  with pytest.raises(KeyError, match="'acuracy' .*Did you mean 'accuracy'"):
     run.metrics['acuracy']  # noqa: B018
   with pytest.raises(KeyError, match='It is in class_metrics. There are: rou'):
     run.metrics['per_class_accuracy']  # noqa: B018
   with pytest.raises(KeyError, match='It is in metrics. There are: per_class'):
     run.class_metrics['accuracy']  # noqa: B018
+  assert jax.tree.map(len, run.metrics) == jax.tree.map(
+      len, dict(run.metrics))
 
 
 def test_the_model_of_a_program_is_saved_alone(finished, test_set, tmp_path):

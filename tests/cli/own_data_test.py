@@ -255,14 +255,18 @@ def test_what_a_file_of_rows_makes_idle_is_noted(change, tmp_path, capsys):
   assert not capsys.readouterr().err
 
 
-def test_holders_of_labels_that_the_server_has_are_noted(capsys):
-  setting = settings.SETTINGS['digits_dirdir']
-  for holders, says in ((-1, False), (2, True)):
-    runs.note_unread(setting, config.resolve({
-        **settings.defaults_of('digits_dirdir'), 'labels_at': 'server',
-        'num_labeled_clients': holders}), toy())
-    assert ('--num_labeled_clients=2 does nothing: the server has all labels.'
-            in capsys.readouterr().err) == says
+@pytest.mark.parametrize('name, holders, says', [
+    ('digits_dirdir', -1, False), ('digits_dirdir', 2, True),
+    ('agents_iid', 3, False)])  # There others get the rows without labels.
+def test_holders_of_labels_that_the_server_has_are_noted(
+    name, holders, says, capsys):
+  setting = settings.SETTINGS[name]
+  runs.note_unread(setting, config.resolve({
+      **settings.defaults_of(name), 'labels_at': 'server',
+      'num_labeled_clients': holders}), toy())
+  said = capsys.readouterr().err
+  assert (f'--num_labeled_clients={holders} does nothing: the server has all '
+          'labels.' in said) == says
 
 
 @pytest.mark.parametrize('steps', [0, 5])
@@ -272,8 +276,9 @@ def test_epochs_beside_steps_are_noted(steps, capsys):
     runs.note_unread(setting, config.resolve({
         **settings.defaults_of('digits_dirdir'), 'local_steps': steps,
         'local_epochs': epochs}), toy())
-    assert (f'--local_epochs={epochs} counts no steps: each client takes '
-            f'--local_steps={steps};' in capsys.readouterr().err) == says
+    assert (f'--local_epochs={epochs} does not say how long clients train: '
+            f'each takes --local_steps={steps}.'
+            in capsys.readouterr().err) == says
 
 
 @pytest.mark.parametrize('fraction, says', [(.5, True), (0., False),

@@ -241,8 +241,8 @@ def test_seeds_can_be_chosen(place):
   assert 'Nothing is to be run' in place.call(*chosen)
   place.call(*chosen[:2])
   assert {*place.results()['exp.ours_hard']['seeds']} == {'0', '1'}
-  for text in ('2', 'x', '0,', ','):
-    assert f'--seeds={text} must be of those of the cells, 0,1.' in place.call(
+  for text in ('2', 'x', '0,', ''):
+    assert f'--seeds={text}: the cells have seeds 0,1; name' in place.call(
         f'--seeds={text}', code=2)
 
 

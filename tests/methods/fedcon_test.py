@@ -102,6 +102,20 @@ def test_projector_and_target_are_a_clients_own(round_):
     np.testing.assert_array_equal(moved, trained)
 
 
+def test_who_comes_again_goes_on_with_its_own(round_):
+  _, _, _, _, after, _ = round_
+  sent = jax.tree.map(lambda x: x + 1, after.memory.target)
+  begun = jax.vmap(fedcon._begun, (0, 0, None))(after.memory, sent, KEY)
+  trained = np.asarray(after.memory.has_one)
+  assert trained.any() and not trained.all()
+  chex.assert_trees_all_equal(*(tree.take(memory, np.flatnonzero(trained))
+                                for memory in (after.memory, begun)))
+  new = np.flatnonzero(~trained)
+  chex.assert_trees_all_equal(*(tree.take(target, new)
+                                for target in (begun.target, sent)))
+  assert all(x.any() for x in begun.projector.params['Dense_0']['kernel'])
+
+
 def _settings(**changes):
   return fedcon._Settings(**{
       'contrast_rate': .1, 'contrast_momentum': .9, 'target_decay': .9,

@@ -73,4 +73,3 @@ def test_a_bound_of_the_classes_holds_for_rare_ones_and_leaves_tau(
   assert np.allclose(mine, fixmatch, rtol=1e-4, atol=1e-6) == agrees
   after = update(text, kept=first, local_steps=2).memory.kept
   np.testing.assert_allclose(after.confidence, tau, rtol=1e-6)
-

@@ -100,6 +100,9 @@ def test_without_validation_rows_the_test_rows_choose(tmp_path):
       ('fixmatch', .1): .4, ('fixmatch', .01): .6, ('uda', .1): .5,
       ('uda', .01): .55})
   assert [pair[:2] for pair in pairs.at_their_best(alone)] == [(3, 1)]
+  odd = {'flags': {**alone[0].config['flags'], 'method': '(', 'alpha': .3}}
+  assert [pair[:2] for pair in pairs.at_their_best([*alone, dataclasses.replace(
+      alone[0], config=alone[0].config | odd)])] == [(3, 1)]
   # Nor is one chosen of which nothing is known.
   assert not pairs.at_their_best([dataclasses.replace(run, seeds=[
       [{**row, 'accuracy': None} for row in rows] for rows in run.seeds])
@@ -204,7 +207,9 @@ def test_runs_are_compared_seed_by_seed():
     (_run(0), 'accuracy', 'no seed in common: one has 0, the other 1, 2'),
     (_run(1), 'acuracy', "'acuracy' is unknown. Did you mean 'accuracy'"),
     ([_run(1), _run(2, 1)], 'accuracy', 'seed 1 is in two of the runs'),
-    ('runs/x', 'accuracy', "'runs/x' is no run; fedjax_ssl.load reads one"),
+    ('runs/x', 'accuracy', "'runs/x' is no run, as fit and load return it"),
+    (['runs/x'], 'accuracy', "'runs/x' is no run"),
+    ([], 'accuracy', 'one side has no run'),
     (_Run({}, {1: None}), 'accuracy', 'give the folder')])
 def test_runs_that_cannot_be_compared_are_told(run, metric, said):
   with pytest.raises(ValueError, match=said):

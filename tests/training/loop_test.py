@@ -280,7 +280,6 @@ def test_weight_decay_enters_the_gradient():
   np.testing.assert_allclose(step, -0.5 * 0.1 * weights)
 
 
-
 @pytest.mark.parametrize('name, knobs, grads, want', [
     ('nesterov', {'momentum': .9}, [1], [-1.9]),
     # Unbiased means: 0.39 / 0.19 by the root of 0.009999 / 0.001999.

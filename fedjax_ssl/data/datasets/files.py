@@ -388,7 +388,8 @@ def class_labels(part: str, labels: np.ndarray) -> np.ndarray:
   if labels.ndim != 1:
     raise DataError(f'{part} labels have shape {labels.shape}; allowed are '
                     '[D] and [D, 1], one class each'
-                    + (', as of y.argmax(1)' if labels.ndim == 2 else ''))
+                    + ('; of one-hot rows give y.argmax(1)'
+                       if labels.ndim == 2 else ''))
   if labels.dtype.kind not in 'iu':
     raise DataError(f'{part} labels have dtype {labels.dtype}'
                     f'{names_lib.odd(labels)}; allowed are integers and words'
