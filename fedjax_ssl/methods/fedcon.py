@@ -204,6 +204,8 @@ def fedcon(task: Task, *, profile: str = 'paper',
     contrast_momentum: the same.
     target_decay: of a client's target in a step.
     teacher_decay: of the server's teacher in a step; 0 is the network itself.
+      With 0.9996 it takes thousands of steps to follow, more than short runs
+      have, and draws the network back to where it started.
     restarts: whether a client's rate begins anew in each round: all, none, and
       then up to a tenth.
     consistency_weight: of the server's two views, in the end; 0 is off.
