@@ -17,6 +17,7 @@ from fedjax_ssl.core.types import Batch, Context
 from fedjax_ssl.data.batching import Pair
 from fedjax_ssl.methods.feddure import meta_labels
 from tests import toy
+from tests.methods import updates
 from tests.methods.averaging_test import one_round
 
 KEY = toy.key(8)
@@ -109,17 +110,10 @@ def test_c_reg_begins_at_the_received_model_or_at_the_average():
 
 
 def test_f_regs_opinion_is_the_weight_of_pseudo_labels():
-  federation, _ = toy.federation()
-  method = methods.make('feddure', toy.task())
-  state = method.init(KEY, federation)
-  row = tree.take(state.memory, 0)
-  assert method.pseudo_label is not None
-  _, weights = method.pseudo_label(
-      state.server, row, federation.train.inputs[:9])
+  _, weights = updates.judged('feddure')
   assert ((weights > 0) & (weights < 1)).all() and np.ptp(weights) > 0
-  sure = row._replace(fine=row.fine._replace(out_bias=jnp.float32(90)))
-  _, weights = method.pseudo_label(
-      state.server, sure, federation.train.inputs[:9])
+  _, weights = updates.judged('feddure', lambda row: row._replace(
+      fine=row.fine._replace(out_bias=jnp.float32(90))))
   np.testing.assert_array_equal(weights, 1)
 
 

@@ -244,16 +244,10 @@ def test_passes_are_counted(text, passes):
 
 
 def test_labels_are_judged_by_the_clients_thresholds():
-  federation, _ = toy.federation()
-  method = methods.make('fl2', toy.task())
-  state = method.init(KEY, federation)
-  row = tree.take(state.memory, 0)
-  assert method.pseudo_label is not None
   for bar, weight in ((0.0, 1), (1.1, 0)):
-    _, found = method.pseudo_label(
-        state.server, row._replace(own=row.own._replace(
-            thresholds=jnp.full(toy.NUM_CLASSES, bar))),
-        federation.train.inputs[:12])
+    bars = jnp.full(toy.NUM_CLASSES, bar)
+    _, found = updates.judged('fl2', lambda row, bars=bars: row._replace(
+        own=row.own._replace(thresholds=bars)))
     np.testing.assert_array_equal(found, weight)
 
 

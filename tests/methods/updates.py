@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import methods
+from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Client, Update
 from tests import toy
 from tests.methods import averaging_test
@@ -69,6 +70,23 @@ def update(text: str, client: int = 0, round_: int = 0, model: str = 'linear',
     one = altered(one)
   server = state.server._replace(**given) if given else state.server
   return run(sent(server) if sent else server, one, KEY)
+
+
+def judged(text: str, altered: Any = lambda row: row, rows: int = 12) -> Any:
+  """Labels and weights of the first rows, as evaluation asks client 0 for them.
+
+  Args:
+    text: the method.
+    altered: what the client keeps -> what it keeps instead.
+    rows: how many.
+  """
+  federation, _ = toy.federation()
+  method = methods.make(text, toy.task())
+  state = method.init(KEY, federation)
+  assert method.pseudo_label is not None
+  return method.pseudo_label(
+      state.server, altered(tree.take(state.memory, 0)),
+      federation.train.inputs[:rows])
 
 
 def whole(text: str, client: int, **changes: Any) -> Update:
