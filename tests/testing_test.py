@@ -12,7 +12,7 @@ from fedjax_ssl import aggregation, losses, methods, testing
 from fedjax_ssl.core import rounds, sampling, tree
 from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import Update
-from fedjax_ssl.methods.parts import averaging, network
+from fedjax_ssl.methods.parts import aggregators, averaging, network
 from fedjax_ssl.testing import contract, keys
 
 FEW = ('hidden_labels_are_never_read', 'predict_gives_logits_of_every_class',
@@ -82,6 +82,25 @@ def test_a_rule_that_does_not_read_the_weights_is_found(rule):
 def test_a_rule_that_reads_the_weights_is_sound(rule):
   found = testing.check_aggregator(rule, laws=RULE)
   assert found == {f'{RULE[0]} at clients': ''}
+
+
+OWN = ('equal_updates_are_not_magnified',)
+
+
+@pytest.mark.parametrize('rule, times', [
+    (lambda stacked, weights: jax.tree.map(
+        lambda x: jnp.tensordot(weights, x, 1), stacked), 55),
+    (lambda stacked, weights: jax.tree.map(lambda x: x.sum(0), stacked), 5)],
+    ids=['weighted', 'plain'])
+def test_a_sum_in_place_of_a_mean_is_found(rule, times):
+  with pytest.raises(AssertionError, match='(?s)equal updates are not magnified'
+                     f' does not hold.*get {times} times as much'):
+    testing.check_aggregator(rule, laws=OWN)
+
+
+@pytest.mark.parametrize('rule', sorted(aggregators.AGGREGATORS))
+def test_no_rule_of_the_library_magnifies_equal_updates(rule):
+  assert testing.check_aggregator(rule, laws=OWN) == {OWN[0]: ''}
 
 
 @pytest.mark.parametrize('radius, said', [

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 import functools
+from typing import Any
 
 import jax
 
-from fedjax_ssl import methods
+from fedjax_ssl import aggregation, methods
 from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Method, PyTree, Task
-from fedjax_ssl.testing import contract, keys, toy
+from fedjax_ssl.methods.parts import aggregators
+from fedjax_ssl.testing import contract, keys, rules, toy
 
 __all__ = ('check_aggregator', 'check_method', 'contract', 'toy')
 
@@ -78,14 +80,15 @@ def check_method(builder: str | Callable[..., Method], *,
 def check_aggregator(
     rule: str | Callable[[PyTree, jax.Array], PyTree], *,
     laws: Iterable[str] | None = None) -> Found:
-  """Holds a rule to the laws of all methods, in FedAvg with labels at clients.
+  """Holds a rule to its law, and in FedAvg to the laws of all methods.
 
-  Such as: a slot of weight 0 and the order of the slots change nothing.
+  Such as: equal updates are not magnified, as by a sum; a slot of weight 0 and
+  the order of the slots change nothing.
 
   Args:
     rule: (updates stacked [S, ...], float32[S] weights) -> one update; or a
       name, with knobs if any, as --aggregator takes it.
-    laws: see `check_method`.
+    laws: see `check_method`; also 'equal_updates_are_not_magnified'.
 
   Returns:
     See `check_method`.
@@ -98,7 +101,16 @@ def check_aggregator(
   """
   def fedavg(task: Task) -> Method:
     return methods.make('fedavg', task, aggregator=rule)
-  return check_method(fedavg, places=['clients'], laws=laws)
+  own = rules.equal_updates_are_not_magnified
+  wanted = [own.__name__, *contract.LAWS] if laws is None else [*laws]
+  found = Found()
+  if own.__name__ in wanted:
+    made = (aggregators.make(rule) or aggregation.weighted_mean
+            if isinstance(rule, str) else aggregators.checked(rule))
+    found[own.__name__] = _held(own, made, own.__name__)
+  return Found(found | check_method(
+      fedavg, places=['clients'],
+      laws=[law for law in wanted if law != own.__name__]))
 
 
 def places_of(make: contract.Make) -> list[str]:
@@ -136,7 +148,7 @@ def model_of(make: contract.Make, place: str) -> str:
   return 'linear'
 
 
-def _held(law: contract.Law, one: contract.CohortRunner, where: str) -> str:
+def _held(law: Callable[[Any], None], one: Any, where: str) -> str:
   """'' if a law holds, or why it does not apply."""
   try:
     law(one)
