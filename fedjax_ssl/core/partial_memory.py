@@ -1,8 +1,9 @@
 """Rounds whose state holds the memory of some clients, not of all.
 
 A round gathers the memory of those that take part and scatters it back. So it
-needs no other rows. `readers` tells beforehand whose they are, and
-`Federation.held` says whose rows a state's memory has.
+needs no other rows. `readers` tells beforehand whose they are, refuses rounds
+that change those of others too, and `Federation.held` says whose rows a state's
+memory has.
 """
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class _Asked:
 
 
 class DependsOnMemoryError(ValueError):
-  """Nobody can tell beforehand whose memory a round reads."""
+  """A round needs the memory of clients that nobody can name beforehand."""
 
 
 def places(federation: Federation, ids: jax.Array) -> jax.Array:
@@ -69,16 +70,20 @@ def _held(federation: Federation) -> jax.Array | None:
   return None if isinstance(held, _Asked) else held
 
 
-def told(memory: PyTree, cohort: Cohort, federation: Federation) -> Metrics:
-  """Returns what a pass tells `readers` of its cohort; nothing to others."""
+def told(before: PyTree, after: PyTree, cohort: Cohort, federation: Federation
+         ) -> tuple[PyTree, Metrics]:
+  """Returns a pass's memory, and what it tells `readers` of its cohort.
+
+  For these the memory stays as it was, so that they see what else changes it.
+  """
   asked = federation.held
-  if not isinstance(asked, _Asked) or not jax.tree.leaves(memory):
-    return {}
+  if not isinstance(asked, _Asked) or not jax.tree.leaves(before):
+    return after, {}
   asked.slots.append(cohort.ids.size)
   reads = jnp.zeros(federation.num_clients, bool).at[
       cohort.ids.reshape(-1)].max(cohort.active.reshape(-1), mode='drop')
   count = reads.astype(jnp.float32)
-  return {_METRIC: Ratio(count, count)}  # Several passes add theirs.
+  return before, {_METRIC: Ratio(count, count)}  # Several passes add theirs.
 
 
 def readers(method: Method, state: State, federation: Federation,
@@ -98,7 +103,8 @@ def readers(method: Method, state: State, federation: Federation,
     clients a round reads at most.
 
   Raises:
-    DependsOnMemoryError: if who takes part depends on what clients keep.
+    DependsOnMemoryError: if who takes part depends on what clients keep, or
+      a round changes it outside of their training.
   """
   memory = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.memory)
@@ -106,8 +112,14 @@ def readers(method: Method, state: State, federation: Federation,
   def one(memory: PyTree, server: PyTree, federation: Federation,
           round_: jax.Array, key: jax.Array) -> jax.Array:
     federation = dataclasses.replace(federation, held=asked)
-    _, metrics = method.round(
+    state, metrics = method.round(
         State(server, memory, round_), federation.at(round_), round_, key)
+    if any(old is not new for old, new in zip(
+        *map(jax.tree.leaves, (memory, state.memory)), strict=True)):
+      raise DependsOnMemoryError(
+          'a round changes what all clients keep, as learning rates that begin '
+          'anew with each task, so all of it must be on the devices; give '
+          'device.')
     nobody = jnp.zeros(federation.num_clients)
     return metrics.get(_METRIC, Ratio(nobody, nobody)).total > 0
 

@@ -369,7 +369,7 @@ def _client_round(parts: _ClientPass, state: State, federation: Federation,
   if not parts.relay:
     server, metrics = _aggregate_or_keep(
         parts, server, groups, context, close_key)
-  told = partial_memory.told(state.memory, cohort, federation)
+  memory, told = partial_memory.told(state.memory, memory, cohort, federation)
   return state._replace(server=server, memory=memory), {**metrics, **told}
 
 

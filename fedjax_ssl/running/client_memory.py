@@ -8,7 +8,7 @@ import shutil
 import jax
 
 from fedjax_ssl.config import Config, FieldError
-from fedjax_ssl.core import optimizers, partial_memory, tree
+from fedjax_ssl.core import partial_memory, tree
 from fedjax_ssl.core.types import Federation, Method, State
 from fedjax_ssl.data import files
 from fedjax_ssl.training import client_rows
@@ -123,14 +123,6 @@ def _check_goes(options: Config, method: Method, state: State,
   Raises:
     FieldError: where it changes or reads all of them.
   """
-  def is_rate(x: object) -> bool:
-    return isinstance(x, optimizers.Plateau)
-  if federation.stream is not None and any(map(is_rate, jax.tree.leaves(
-      state.memory, is_leaf=is_rate))):
-    raise FieldError(
-        'client_memory', options.client_memory, 'the learning rates of all '
-        'clients begin anew with each task; give device.',
-        method=options.method, rounds_per_task=options.rounds_per_task)
   try:
     return partial_memory.readers(method, state, federation,
                                   jax.random.key(0))[1]

@@ -58,6 +58,21 @@ def test_a_round_of_the_rows_of_its_readers_is_the_round(sample, relay, most):
   chex.assert_trees_all_equal(few.server, after.server)
 
 
+@pytest.mark.parametrize('first', [True, False])
+def test_a_round_that_changes_the_memory_of_all_is_refused(first):
+  """As clients that forget a little each round, drawn or not."""
+  def forget(state, federation, round_, key):
+    del federation, round_, key
+    return state._replace(memory=state.memory // 2), {}
+  method, (federation, _) = counting(sampling.uniform(2)), toy.federation()
+  passes = (forget, method.round) if first else (method.round, forget)
+  method = method._replace(round=rounds.chain(*passes))
+  with pytest.raises(partial_memory.DependsOnMemoryError,
+                     match='changes what all clients keep'):
+    partial_memory.readers(
+        method, method.init(toy.key(0), federation), federation, toy.key(1))
+
+
 def test_readers_train_nobody():
   """What is traced for them computes no gradient."""
   from fedjax_ssl import methods

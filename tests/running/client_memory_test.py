@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
+import numpy as np
 import pytest
 
 from fedjax_ssl import methods
@@ -23,13 +25,14 @@ def check(folder, text, federation, **options):
 def test_processes_and_streams_of_rates(tmp_path):
   federation, _ = toy.federation()
   stream = dataclasses.replace(
-      federation, stream=federation.clients, rounds_per_task=2)
+      federation, rounds_per_task=2,
+      stream=jax.tree.map(lambda x: np.stack([x, x]), federation.clients))
   rates = "fixmatch(lr_decay='plateau')"
   check(tmp_path, rates, federation)
   with pytest.raises(FieldError,
                      match='client_memory=disk and distributed=True: '):
     check(tmp_path, rates, federation, distributed=True)
-  with pytest.raises(FieldError, match='and rounds_per_task=2: the learning r'):
+  with pytest.raises(FieldError, match='a round changes what all clients keep'):
     check(tmp_path, rates, stream, rounds_per_task=2)
 
 
