@@ -12,6 +12,8 @@ import threading
 import time
 from typing import IO
 
+from fedjax_ssl.core import ending
+
 _GRACE = 20.0  # Seconds kept for a run to save in; a tenth of short budgets.
 _ROUNDS = 1.5  # Kept besides, as a run completes its round before it saves.
 _LOOK = 0.5  # Seconds between two looks at how long a round takes.
@@ -37,15 +39,12 @@ class Ended(Exception):
 def ending_on_signals() -> Iterator[None]:
   """Makes signals that end a process raise `Ended` once; later ones do nothing.
 
-  These are SIGTERM, SIGINT and SIGHUP, the last unless it is ignored, as under
-  `nohup`.
+  See `core.ending` for what these are.
   """
   if threading.current_thread() is not threading.main_thread():
     yield
     return
-  numbers = [signal.SIGTERM, signal.SIGINT]
-  if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-    numbers.append(signal.SIGHUP)
+  numbers = ending.signals()
   def end(number, frame):
     del frame
     for each in numbers:

@@ -81,8 +81,8 @@ def run_step(chosen: Plan, step: Step, deadline: float) -> str:
   workdir.parent.mkdir(parents=True, exist_ok=True)
   log = _log(chosen, step)
   flagfile = workdir.with_name(f'{step.cell.name}{flagfiles.ENDING}')
-  flagfile.write_text(
-      flagfiles.text(step.cell, workdir.parent.as_posix()), 'utf-8')
+  disk.replace(flagfile, flagfiles.text(
+      step.cell, workdir.parent.as_posix()).encode())
   with open(log, 'ab') as file:
     start = file.tell()
     code = child.run(chosen.command(step, [f'--flagfile={flagfile}']), file,

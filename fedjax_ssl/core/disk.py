@@ -76,7 +76,7 @@ def replace_all(folder: pathlib.Path, files: Mapping[str, bytes | bytearray]
       if (folder / name).is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR),
                                 str(folder / name))
-      with open(partials[name], 'wb') as stream:
+      with _naming(folder / name), open(partials[name], 'wb') as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
@@ -88,6 +88,16 @@ def replace_all(folder: pathlib.Path, files: Mapping[str, bytes | bytearray]
         partial.unlink()
     raise
   flush_one(folder)
+
+
+@contextlib.contextmanager
+def _naming(file: pathlib.Path) -> Iterator[None]:
+  """Names the file in errors of writing, as of a full disk, which name none."""
+  try:
+    yield
+  except OSError as error:
+    error.filename = error.filename or str(file)
+    raise
 
 
 def remove_partials(folder: pathlib.Path) -> None:

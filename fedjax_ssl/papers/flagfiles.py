@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import pathlib
 import textwrap
 
+from fedjax_ssl.core import disk
 from fedjax_ssl.papers import cells
 
 ENDING = '.flags'
@@ -83,12 +84,13 @@ def _write(texts: Mapping[pathlib.Path, str]) -> None:
       case nothing is written.
   """
   for file in texts:
-    if file.is_file() and _COMMAND not in file.read_text('utf-8', 'replace'):
+    old = file.read_text('utf-8', 'replace') if file.is_file() else ''
+    if old and _COMMAND not in old:
       raise ValueError(f'{file} was not written by this command and stays; '
                        'give another folder.')
   for file, content in texts.items():
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(content, 'utf-8')
+    disk.replace(file, content.encode())
 
 
 def _stored(folder: pathlib.Path, tables: pathlib.Path

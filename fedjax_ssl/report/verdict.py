@@ -56,6 +56,8 @@ def of(row: Mapping[str, Any]) -> Verdict | None:
   largest, accuracy = _largest_class(row), row.get('accuracy')
   if largest is None or accuracy is None or accuracy > bar(largest):
     return None
+  if largest == 1:  # Of rows of one class: nothing is more accurate.
+    return None
   return Verdict(
       GUESSES, f'less than {100 * (bar(largest) - largest):.2f} points above '
       f'the largest class ({100 * largest:.2f} %)')

@@ -31,8 +31,12 @@ def place(options: Config, folder: pathlib.Path) -> client_rows.Place:
 
 
 def check(options: Config, method: Method, state: State,
-          federations: Sequence[Federation], folder: pathlib.Path) -> None:
+          federations: Sequence[Federation], folder: pathlib.Path, *,
+          has_begun: bool) -> None:
   """Refuses more clients than there is room for what they keep.
+
+  A run that has begun finds out by itself whether its disk is full. It may need
+  no more room, as when it is evaluated, and can wait for some.
 
   Args:
     options: what is asked for.
@@ -40,6 +44,7 @@ def check(options: Config, method: Method, state: State,
     state: of one seed; only its shapes are used.
     federations: of each seed.
     folder: of the run.
+    has_begun: whether the folder holds the run.
 
   Raises:
     FieldError: for num_clients, or for client_memory where the method does not
@@ -72,7 +77,7 @@ def check(options: Config, method: Method, state: State,
     raise _too_many(options, total, len(federations),
                     f'the host has {_gib(most)} of memory',
                     _ways_on(options, method, state, federations, folder))
-  if kind == 'disk':
+  if kind == 'disk' and not has_begun:
     need, free = _on_disk(options, state, federations, folder, reads)
     if need > free:
       raise _too_many(options, total, len(federations), f'the files may need '

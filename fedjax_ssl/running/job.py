@@ -110,7 +110,8 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
       methods.check_report(made, state.server)
       runner.check_names(made, state, runner.totals_shape(
           made, federations[0], state))
-      client_memory.check(options, made, state, federations, folder)
+      client_memory.check(options, made, state, federations, folder,
+                          has_begun=has_begun)
       cohorts = [_cohort(one, federations[0], state)
                  for one in noted.samplers]
   except jax.errors.JAXTypeError:

@@ -1,4 +1,4 @@
-"""Ends a program that gets SIGTERM or SIGINT, wherever it is.
+"""Ends a program that gets SIGTERM, SIGINT or SIGHUP, wherever it is.
 
 Nothing is raised for it: Python drops exceptions in callbacks of its garbage
 collector, and runs no handler before a long compilation is over. A thread
@@ -24,12 +24,16 @@ import sys
 import threading
 import time
 
-_NAMES = {int(signal.SIGTERM): 'SIGTERM', int(signal.SIGINT): 'SIGINT'}
+from fedjax_ssl.core import ending
+
+_NAMES = {int(number): number.name for number in (
+    signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
 # Seconds that an end may wait for a write to be over, and for a reader.
 _GRACE = 1.0
 _heard: list[int] = []  # Signals so far, which only the thread adds.
 _ends = threading.Lock()  # Held by the thread that ends the process.
 _pipes: list[tuple[int, int]] = []  # Of this process; none if it hears nothing.
+_terminals: list[int] = []  # Files of output that are a terminal.
 _MARK = 255  # In a pipe: no signal, but what `answered` writes.
 _caught_up = threading.Event()
 _folder = ''  # Of the run; '' is not known yet.
@@ -96,9 +100,18 @@ def _watch(source: int) -> None:
     elif number in _NAMES:
       again = bool(_heard)
       _heard.append(number)
+      if number == signal.SIGHUP:
+        _let_go()
       if not _trained or (again and number == signal.SIGINT):
         end(number)
   os.close(source)
+
+
+def _let_go() -> None:
+  """Ends writing to a terminal that is gone, which would fail a run."""
+  with open(os.devnull, 'wb') as nowhere:
+    for file in _terminals:
+      os.dup2(nowhere.fileno(), file)
 
 
 def _hear(number: int, frame: object) -> None:
@@ -117,8 +130,9 @@ def listen() -> int:
   source, sink = os.pipe()
   os.set_blocking(sink, False)
   before = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
-  for number in _NAMES:
+  for number in ending.signals():
     signal.signal(number, _hear)
+  _terminals[:] = filter(os.isatty, (1, 2))
   _pipes.append((source, sink))
   threading.Thread(target=_watch, args=(source,), daemon=True).start()
   return before
@@ -129,7 +143,8 @@ def _forget() -> None:
   if _pipes:
     _pipes.clear()
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in ending.signals():
+      signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -142,7 +157,7 @@ def listening() -> Iterator[None]:
   if _pipes or threading.current_thread() is not threading.main_thread():
     yield
     return
-  old = {number: signal.getsignal(number) for number in _NAMES}
+  old = {number: signal.getsignal(number) for number in ending.signals()}
   before = listen()
   try:
     yield

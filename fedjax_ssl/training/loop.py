@@ -13,7 +13,7 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 import numpy as np
 
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, ending
 from fedjax_ssl.core.types import Federation, Method, PyTree, State
 from fedjax_ssl.data import federation as federation_lib
 from fedjax_ssl.training import (
@@ -49,7 +49,7 @@ class Result(NamedTuple):
   Attributes:
     states: one State for each seed, in the order of the seeds.
     round: rounds done.
-    interrupted: whether any process got SIGTERM or SIGINT. The run then ended
+    interrupted: whether any process got a signal to end. The run then ended
       at `round`, which is saved and may be the last, and the caller should end
       too.
     metrics: by name, float64[rows] over the measured rows; with `round`, and
@@ -105,7 +105,7 @@ def stops(start: int, end: int, eval_every: int, checkpoint_every: int
 
 @contextlib.contextmanager
 def _listening() -> Iterator[threading.Event]:
-  """Turns SIGTERM and SIGINT into a flag, read between calls."""
+  """Turns signals that end a program into a flag, read between calls."""
   heard = threading.Event()
   if threading.current_thread() is not threading.main_thread():
     yield heard
@@ -115,7 +115,7 @@ def _listening() -> Iterator[threading.Event]:
     if heard.is_set() and number == signal.SIGINT:
       raise KeyboardInterrupt
     heard.set()
-  old = {s: signal.signal(s, hear) for s in (signal.SIGTERM, signal.SIGINT)}
+  old = {s: signal.signal(s, hear) for s in ending.signals()}
   try:
     yield heard
   finally:

@@ -49,6 +49,9 @@ from fedjax_ssl.training.checkpoint import manifest, sealed
 FIT = 'fedjax_ssl.fit'  # The script of a run that was given its data.
 # Files that only a run leaves; without a config they belong to no run.
 _TRACES = (ROWS, TIMINGS, sealed.STEPS)
+# Facts of the data that a run is on; others are of what is made of them.
+_OF_DATA = ('data_hash', 'partition_hash', 'federation', 'class_names',
+            'client_names')
 
 
 class WorkdirError(ValueError):
@@ -363,16 +366,21 @@ def _compare(folder: pathlib.Path, stored: Mapping[str, Any],
   if refused:
     raise WorkdirError(f'{folder} holds a run with other flags: '
                        f'{changes_lib.listed(refused)}.'
-                       + _way_on(folder, refused, stored, least))
+                       + _way_on(folder, refused, stored, flags, least))
   return changes
 
 
 def _way_on(folder: pathlib.Path, refused: changes_lib.Changes,
-            stored: Mapping[str, Any], least: int) -> str:
+            stored: Mapping[str, Any], flags: Mapping[str, Any], least: int
+            ) -> str:
   """Returns what to do: give the run's own flags, or another folder.
 
   `least` is the least `num_rounds`.
   """
+  if not {*refused} <= {*flags}:
+    version = stored['environment'].get('fedjax_ssl', 'unknown')
+    return (f' This version has no such flag; version {version} made the '
+            'run.')
   if list(refused) != ['num_rounds']:
     if not (folder / FLAGFILE).exists():
       return ''
@@ -393,7 +401,9 @@ def _merged(folder: pathlib.Path, known: Mapping[str, Any],
       changes_lib.flat({k: v for k, v in known.items() if k in new}),
       changes_lib.flat({k: v for k, v in new.items() if k in known}))
   if changes:
-    raise WorkdirError(f'{folder} holds a run on other data: '
+    is_data = all(name.startswith(_OF_DATA) for name in changes)
+    what = 'a run on other data' if is_data else 'another run'
+    raise WorkdirError(f'{folder} holds {what}: '
                        f'{changes_lib.listed(changes)}.')
   return {**new, **known}
 

@@ -120,9 +120,12 @@ def test_imports_are_interrupted_in_one_line(tmp_path, number):
       128 + number, '', line(number))
 
 
-def alone(body: str, **options) -> subprocess.CompletedProcess[str]:
+def alone(body: str, before: str = '', **options
+          ) -> subprocess.CompletedProcess[str]:
   """Runs a few lines that listen, in a process without JAX."""
-  text = ('import os, sys, time\nfrom fedjax_ssl.running import stopping\n'
+  text = ('import os, signal, sys, time\n'
+          'from fedjax_ssl.running import stopping\n'
+          f'{before}\n'
           'def send(number):\n'
           '  os.kill(os.getpid(), number)\n'
           '  time.sleep(0.2)\n'
@@ -153,6 +156,38 @@ TRAINING = 'with stopping.saving() as trained:\n  trained()\n  '
 ])
 def test_in_training_the_loop_is_left_to_save(body, code, said):
   done = alone(body)
+  assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_a_terminal_that_closes_lets_the_loop_save(tmp_path):
+  """What is printed after that goes nowhere, and fails nothing."""
+  saved = tmp_path / 'saved'
+  text = ('import fcntl, pathlib, sys, termios, time\n'
+          'from fedjax_ssl.running import stopping\n'
+          'fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n'
+          'with stopping.listening(), stopping.saving() as trained:\n'
+          '  trained()\n'
+          '  print("ready", flush=True)\n'
+          '  while not stopping._heard: time.sleep(0.01)\n'
+          '  time.sleep(0.2)\n'
+          '  print("on", flush=True)\n'
+          '  print("on", file=sys.stderr)\n'
+          f'  pathlib.Path({str(saved)!r}).touch()\n'
+          '  sys.exit(0)\n')
+  terminal, end = os.openpty()
+  started = subprocess.Popen(
+      [sys.executable, '-c', text], cwd=launcher.EXPERIMENTS, stdin=end,
+      stdout=end, stderr=end, start_new_session=True)
+  os.close(end)
+  said = os.read(terminal, 100)
+  os.close(terminal)
+  assert (said, started.wait(50), saved.exists()) == (b'ready\r\n', 0, True)
+
+
+@pytest.mark.parametrize('before, code, said', [
+    ('SIG_DFL', 129, line(signal.SIGHUP)), ('SIG_IGN', 0, '')])
+def test_nohup_lets_a_terminal_close(before, code, said):
+  done = alone('send(1)', before=f'signal.signal(1, signal.{before})')
   assert (done.returncode, done.stderr) == (code, said)
 
 

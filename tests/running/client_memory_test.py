@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from unittest import mock
 
 import jax
 import numpy as np
@@ -15,11 +17,12 @@ from fedjax_ssl.training import runner
 from tests import toy
 
 
-def check(folder, text, federation, **options):
+def check(folder, text, federation, has_begun=False, **options):
   method = methods.make(text, toy.task())
   client_memory.check(
       Config(method=text, client_memory='disk', num_rounds=2, **options),
-      method, runner.state_shape(method, federation), [federation], folder)
+      method, runner.state_shape(method, federation), [federation], folder,
+      has_begun=has_begun)
 
 
 def test_processes_and_streams_of_rates(tmp_path):
@@ -36,6 +39,15 @@ def test_processes_and_streams_of_rates(tmp_path):
     check(tmp_path, rates, stream, rounds_per_task=2)
 
 
+def test_a_full_disk_refuses_new_runs_alone(tmp_path, monkeypatch):
+  """One that has begun may need no more, as when it is evaluated."""
+  federation, _ = toy.federation()
+  monkeypatch.setattr(shutil, 'disk_usage', lambda path: mock.Mock(free=0))
+  with pytest.raises(FieldError, match='0.0 KiB of disk'):
+    check(tmp_path, 'scaffold', federation)
+  check(tmp_path, 'scaffold', federation, has_begun=True)
+
+
 def test_an_uneven_split_needs_a_copy_on_each_device(tmp_path, monkeypatch):
   """Then all devices together hold as many times what clients keep."""
   federation, _ = toy.federation()
@@ -48,7 +60,7 @@ def test_an_uneven_split_needs_a_copy_on_each_device(tmp_path, monkeypatch):
   def on(devices):
     client_memory.check(
         Config(method=text, num_clients=toy.NUM_CLIENTS, num_devices=devices),
-        method, state, [federation], tmp_path)
+        method, state, [federation], tmp_path, has_begun=False)
 
   for devices in range(1, toy.NUM_CLIENTS + 1):
     if toy.NUM_CLIENTS % devices == 0:

@@ -188,10 +188,12 @@ def test_a_report_comes_every_round_and_again_after_a_kill(
   assert all('accuracy' in r for own in kept for r in own)
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('number', [
+    signal.SIGTERM, signal.SIGHUP, *wider(signal.SIGINT)])
 def test_a_signal_saves_and_the_rest_is_equal(number, monkeypatch):
   def handlers():
-    return [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)]
+    return [signal.getsignal(s) for s in (
+        signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
   before = handlers()
   monkeypatch.setattr(loop, '_CALL_SECONDS', 1e-9)  # One round a call.
   reference, rows, _ = train(6, eval_every=4)

@@ -92,6 +92,10 @@ def test_guesses_end_where_the_largest_class_is_beaten(largest):
     assert kind(row | {'accuracy': accuracy}) == want
 
 
+def test_rows_of_one_class_have_no_larger_share_to_beat():
+  assert kind(SOUND | {'largest_class': 1.0, 'accuracy': 1.0}) is None
+
+
 def test_an_old_row_knows_its_classes_only():
   assert kind(OLD | {'accuracy': 0.15}) == verdict.GUESSES
   assert kind(OLD | {'accuracy': 0.16}) is None

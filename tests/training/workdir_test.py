@@ -59,8 +59,19 @@ def test_other_flags_are_refused_and_named(tmp_path):
 
 def test_a_flag_that_is_gone_is_named(tmp_path):
   start(tmp_path, extra=1)
-  with pytest.raises(workdir.WorkdirError, match='extra 1 -> absent'):
+  with pytest.raises(workdir.WorkdirError, match='extra 1 -> absent. This vers'
+                     'ion has no such flag; version .* made the run.'):
     start(tmp_path)
+
+
+@pytest.mark.parametrize('name, what', [
+    ('data_hash', 'a run on other data'), ('task', 'another run')])
+def test_other_facts_are_named(tmp_path, name, what):
+  with workdir.open_workdir(tmp_path, {}, facts={name: 'old'}):
+    pass
+  with pytest.raises(workdir.WorkdirError,
+                     match=f'holds {what}: {name} old -> new'):
+    workdir.open_workdir(tmp_path, {}, facts={name: 'new'})
 
 
 def test_more_rounds_keep_the_horizon_of_the_first_start(tmp_path):
