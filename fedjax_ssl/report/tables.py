@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 import html
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from fedjax_ssl.report import (
   names,
   pairs,
   stored_runs,
+  study,
   summary,
   verdict,
 )
@@ -92,7 +93,10 @@ def main_table(runs: Sequence[stored_runs.Run],
   called = names.short(methods)
   all_outcomes = [[stored_runs.outcome(seed) for seed in run.seeds]
                   for run in runs]
-  local = any('local_accuracy' in o['metrics'] for o in sum(all_outcomes, []))
+  measured = {name for outcomes in all_outcomes for o in outcomes
+              for name in o['metrics']}
+  local = 'local_accuracy' in measured
+  private = 'epsilon' in measured and 'epsilon' not in more
   for run, method, outcomes in zip(runs, methods, all_outcomes, strict=True):
     columns = [over_seeds([o[key] for o in outcomes], scale=100)
                for key in ('final', 'tail', 'selected')]
@@ -108,16 +112,23 @@ def main_table(runs: Sequence[stored_runs.Run],
     rows.append([
         run.name, called[method],
         _of(len(run.seeds), len(run.planned)), _rounds(run), *columns,
-        _paper(run),
+        *[_spent(method, outcomes)] * private, _paper(run),
         over_seeds([s / 1e6 for s in sent]) if any(sent) else Value(None),
         Value(None if run.seconds is None else run.seconds / 60,
               None, 1)])
   return Grid(['run', 'method', 'seeds', 'rounds', 'final, %',
                f'last {summary.TAIL} evaluations, %',
                'validation-selected, %', *['local models, %'] * local,
-               *map(metric_names.title, more),
+               *map(metric_names.title, more), *['epsilon'] * private,
                'paper, %', 'MB sent', 'minutes'], rows, _notes(runs),
               pairs.best(runs) if len(runs) > 1 else None, _few_rows(runs))
+
+
+def _spent(method: str, outcomes: Sequence[dict[str, Any]]) -> str:
+  """Returns the largest epsilon of a run's seeds; '' if it tells none."""
+  values = [o['metrics']['epsilon'] for o in outcomes
+            if 'epsilon' in o['metrics']]
+  return summary.epsilon(values, study.is_nominal(method)) if values else ''
 
 
 def _few_rows(runs: Sequence[stored_runs.Run]) -> list[str]:

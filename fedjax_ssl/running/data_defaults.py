@@ -33,17 +33,25 @@ def _words(options: Config, shape: tuple[int, ...]) -> dict[str, Any]:
   """Network and views in place of `auto`.
 
   The default cutout has half of an image's side, which hides most of an object
-  that fills the image; here it has a quarter.
+  that fills the image; here it has a quarter. Images one pixel high are rows of
+  a table, of which no view is known.
   """
-  images = len(shape) == 3
-  views = {'weak': 'flip_crop' if images else 'none',
-           'strong': f'ra_mc(cutout={min(shape[:2]) // 4})' if images
-                     else 'token_dropout'}
+  if len(shape) < 3:
+    views = {'weak': 'none', 'strong': 'token_dropout'}
+  elif _is_table(shape):
+    views = {'weak': 'none', 'strong': 'none'}
+  else:
+    views = {'weak': 'flip_crop',
+             'strong': f'ra_mc(cutout={min(shape[:2]) // 4})'}
   changed = {name: view for name, view in views.items()
              if getattr(options, name) == 'auto'}
   if options.model == 'auto':
     changed['model'] = _network(shape)
   return changed
+
+
+def _is_table(shape: tuple[int, ...]) -> bool:
+  return len(shape) == 3 and min(shape[:2]) == 1
 
 
 def _network(shape: tuple[int, ...]) -> str:
@@ -54,6 +62,8 @@ def _network(shape: tuple[int, ...]) -> str:
   """
   if len(shape) < 3:
     return 'text_mean'
+  if _is_table(shape):
+    return 'mlp'
   side = min(shape[:2])
   if side < 4:
     return 'linear'

@@ -19,7 +19,7 @@ from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import FieldError
 from fedjax_ssl.core import checks, descriptions, noting, optimizers, registry
 from fedjax_ssl.core.types import Shard
-from fedjax_ssl.methods.parts import aggregators
+from fedjax_ssl.methods.parts import aggregators, private_labels
 from fedjax_ssl.running import settings
 from fedjax_ssl.training import environment, runner
 
@@ -151,6 +151,42 @@ def _few_to_validate(job: Job) -> str:
   dealt = job.partitions[0].validation.any() and not job.options.partition_file
   return f'{descriptions.count(few, "row")} to validate tell little' + (
       '; with validation_fraction=0 a new run trains on them' if dealt else '')
+
+
+def _untested(job: Job) -> str:
+  """Names the classes of which there is no row to test; '' if there is none."""
+  first = job.federations[0]
+  counts = np.bincount(first.test.labels, minlength=first.num_classes)
+  absent = [job.facts['class_names'][i] if 'class_names' in job.facts else i
+            for i in np.flatnonzero(counts == 0)]
+  if not absent:
+    return ''
+  more = f' and {len(absent) - 3:,} others' if len(absent) > 3 else ''
+  return f'no row to test is of class {", ".join(map(str, absent[:3]))}{more}'
+
+
+def _private(job: Job) -> str:
+  """Tells the noise of private steps, which a budget decides; else ''."""
+  from fedjax_ssl.report import study
+  def terms_of(tree_: Any) -> list[private_labels.Terms]:
+    found = jax.tree.leaves(tree_, is_leaf=lambda x: isinstance(
+        x, private_labels.Terms))
+    return [x for x in found if isinstance(x, private_labels.Terms)]
+  shape = runner.state_shape(job.method, job.federations[0])
+  if not terms_of(shape.server) or study.is_nominal(job.spec.method):
+    return ''
+  found = [jax.jit(lambda federation=federation: terms_of(job.method.init(
+      jax.random.key(0), federation).server)[0])()
+           for federation in job.federations]
+  noise = ' to '.join(dict.fromkeys(
+      f'{float(terms.noise):.3g}' for terms in found))
+  steps = _span(int(terms.steps) for terms in found)
+  rows = _span(min(job.spec.labeled_batch, int(count))
+               for federation in job.federations
+               for count in np.unique(private_labels.by_task(
+                   federation).num_labeled) if count)
+  return (f'private: each of {steps} steps of a client hides a labeled row by '
+          f'noise of {noise} clipping norms on a sum over about {rows} rows')
 
 
 def _natural(job: Job) -> str:
@@ -309,5 +345,6 @@ def _viewless(job: Job) -> str:
 # Each takes the job and returns a note for the line, or ''.
 NOTES: tuple[Callable[[Job], str], ...] = (
     _unseen, _natural, _rows_left_out, _few_to_validate, _without_rows,
+    _untested, _private,
     _schedules, _attacked, _few_updates, _open_bounds, _own_knobs, _viewless,
     _switched_off)

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from fedjax_ssl import aggregation, methods
+from fedjax_ssl import methods
 from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Method, PyTree, Task
 from fedjax_ssl.methods.parts import aggregators
@@ -105,9 +105,7 @@ def check_aggregator(
   wanted = [own.__name__, *contract.LAWS] if laws is None else [*laws]
   found = Found()
   if own.__name__ in wanted:
-    made = (aggregators.make(rule) or aggregation.weighted_mean
-            if isinstance(rule, str) else aggregators.checked(rule))
-    found[own.__name__] = _held(own, made, own.__name__)
+    found[own.__name__] = _held(own, aggregators.resolved(rule), own.__name__)
   return Found(found | check_method(
       fedavg, places=['clients'],
       laws=[law for law in wanted if law != own.__name__]))

@@ -48,6 +48,12 @@ def test_a_network_for_the_size(shape, model, norm):
   assert (kept.model, kept.norm, kept.weak) == ('resnet18', 'auto', 'none')
 
 
+@pytest.mark.parametrize('shape', [(1, 12, 1), (12, 1, 1)])
+def test_rows_of_a_table_are_no_images(shape):
+  found = defaults.decided(auto(), (), toy(shape))
+  assert (found.model, found.weak, found.strong) == ('mlp', 'none', 'none')
+
+
 def test_texts_have_views_and_a_network_of_their_own():
   found = defaults.decided(auto(), (), toy((40,), kind=np.int32))
   assert (found.model, found.norm, found.weak, found.strong) == (

@@ -140,6 +140,30 @@ def test_few_rows_to_validate_are_said(count, dealt, file, said):
       partitions=[stub(validation=np.array([dealt]))])) == said
 
 
+@pytest.mark.parametrize('labels, names, said', [
+    ([0, 1, 2, 3, 4], None, ''), ([0, 1, 2, 4], None, '3'),
+    ([0, 1, 2, 4], list('abcde'), 'd'), ([4], None, '0, 1, 2 and 1 others')])
+def test_classes_without_rows_to_test_are_said(labels, names, said):
+  federation = stub(test=stub(labels=np.array(labels)), num_classes=5)
+  facts = {} if names is None else {'class_names': names}
+  assert start_line._untested(stub(federations=[federation], facts=facts)) == (
+      said and f'no row to test is of class {said}')
+
+
+@pytest.mark.parametrize('method, rows', [
+    ('dpsgd(private_steps=3, noise_multiplier=9)', True), ('fedavg', False)])
+def test_the_noise_of_private_steps_is_said(method, rows):
+  pytest.importorskip('dp_accounting')
+  federation, _ = toy.federation()
+  made = methods.make(method, toy.task(schedule_rounds=4))
+  said = start_line._private(stub(
+      method=made, federations=[federation, federation],
+      spec=stub(method=method, labeled_batch=2)))
+  assert said == ('private: each of 3 steps of a client hides a labeled row by '
+                  'noise of 9 clipping norms on a sum over about 2 rows'
+                  if rows else '')
+
+
 def test_what_a_knob_switches_off_is_said():
   for method, said in (
       ('fixmatch(threshold=0)', 'every unlabeled row counts'),

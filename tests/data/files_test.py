@@ -247,7 +247,8 @@ def test_a_byte_order_mark_changes_nothing(folder):
     ('text,label,text\na,0,b\n', ("2 times the column 'text'",)),
     ('', ("'label'",)), ('\n\n', ("'label'",)),
     ('"', ('line 1',)), ('text;label\na;0\n', (
-        "no column 'label'", "parted by commas, has 'text;label'"))])
+        "no column 'label'", "parted by commas, has 'text;label'")),
+    ('x1,x2,label\n1,2,0\n', ("no column 'text'", 'numbers goes as .npz'))])
 def test_tables_of_texts(tmp_path, content, words):
   (tmp_path / 'bad.csv').write_text(content)
   _refused(lambda: text.read_rows(tmp_path / 'bad.csv'), 'bad.csv', *words)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import data
-from fedjax_ssl.data.datasets import names
+from fedjax_ssl.data.datasets import files, names
 
 WORDS = np.array(['emu', 'cat', 'dog'])
 
@@ -169,6 +169,18 @@ class _NotKnown:
 
   def __repr__(self):
     return '<NA>'
+
+
+@pytest.mark.parametrize('word', ['nan', 'NaN', '<NA>', 'NaT'])
+def test_a_missing_value_that_was_made_a_word_is_no_class(word):
+  """As np.asarray and astype(str) of pandas make it of lists with NaN."""
+  labels = np.array(['low', word, 'high', 'low'])
+  inputs = np.zeros((4, 2, 2, 1), np.uint8)
+  with pytest.raises(data.DataError, match=(
+      f"labels of train has '{word}', a missing value, in row 1; that of a row "
+      'without a label is -1')):
+    files.of_arrays({'train': (inputs, labels),
+                     'test': (inputs, np.array(['low', 'high'] * 2))}, {})
 
 
 @pytest.mark.parametrize('missing, told', [

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from typing import Any
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -67,6 +68,19 @@ def page_of(runs, **options) -> str:
 def cells(text: str) -> list[list[str]]:
   return [[c.strip() for c in line.strip('|').split('|')]
           for line in text.splitlines()]
+
+
+def test_spent_epsilons_have_a_column(tmp_path):
+  for name, method, spent in (
+      ('a', 'dpsgd', 7.5), ('b', "fedssl(dp_scope='generator')", 2.0),
+      ('c', 'fedavg', None)):
+    more: dict[str, Any] = {} if spent is None else {'epsilon': spent}
+    fake.write(tmp_path / name, [fake.row(20, .5, **more)],
+               fake.config(method=method))
+  grid = tables.main_table(stored_runs.load(
+      [tmp_path / name for name in 'abc']))
+  place = grid.columns.index('epsilon')
+  assert [row[place] for row in grid.rows] == ['7.50', '2.00, nominal', '']
 
 
 def test_seeds_of_one_cell_are_one_line(runs):

@@ -84,6 +84,7 @@ class _Block:
 
   where: str
   setting: str = ''
+  named_at: str = ''  # Where the setting is.
   script: str = ''
   flagfiles: list[str] = dataclasses.field(default_factory=list)
   seeds: list[int] = dataclasses.field(default_factory=list)
@@ -169,10 +170,7 @@ def _read(block: _Block, line: str, where: str) -> None:
     raise GridError(f'{where}: a block has one setting or script, and has '
                     f'{block.setting or block.script} already.')
   if key == 'setting':
-    if value not in settings.SETTINGS:
-      raise GridError(f'{where}: {value} is no setting; there are '
-                      f'{", ".join(settings.SETTINGS)}.')
-    block.setting = value
+    block.setting, block.named_at = value, where
   elif key == 'script':
     scripts = _find(value)
     known = re.fullmatch(r'experiments/(\w+)\.py', value)
@@ -319,6 +317,12 @@ def _product(block: _Block) -> Iterator[Cell]:
   if not block.setting and not block.script and not block.flagfiles:
     raise GridError(f'{block.where}: the block names no flagfile and no '
                     'setting.')
+  # What brings code of its own may bring the setting too; `train` then looks.
+  if block.setting and block.setting not in settings.SETTINGS and not (
+      'import' in block.axes or block.flagfiles):
+    raise GridError(f'{block.named_at}: {block.setting} is no setting; there '
+                    f'are {", ".join(settings.SETTINGS)}. One of your own '
+                    'needs a line --import=FILE.py.')
   seeds = [[f'--seeds={seed}'] for seed in block.seeds] or [[]]
   files = [[f'--flagfile={file}'] for file in block.flagfiles] or [[]]
   axes: list[str]

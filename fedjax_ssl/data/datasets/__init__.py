@@ -343,7 +343,9 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
           os.path.expanduser(embeddings)))
     if folder.holds(path.parent / name):
       return folder.read(path.parent / name)
-    advice = f'{_absent(name, data_dir)}: there is no {path}'
+    there = path.parent / name
+    advice = f'{_absent(name, data_dir)}: there is ' + (
+        f'no {there / "train"}' if there.is_dir() else f'no {path}')
   _refuse_path(name)
   if name in (ARRAYS, FEDERATION):
     raise DataNameError(

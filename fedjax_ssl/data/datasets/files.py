@@ -340,8 +340,9 @@ def as_stored(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
           f'{part} images have shape {images.shape}; allowed are [D, H, W], '
           '[D, H, W, 1] and [D, H, W, 3]' + (
               '; a table of features [D, F] goes as [D, 1, F] with columns '
-              'scaled to 0 to 1, of which 256 steps are kept, to model=mlp '
-              'with weak=none and strong=none' if images.ndim == 2 else
+              'scaled to 0 to 1 by train, rows to test clipped to that, of '
+              'which 256 steps are kept; own_data then takes model=mlp, '
+              'weak=none and strong=none' if images.ndim == 2 else
               '; move the channel last, as by numpy.moveaxis(x, 1, -1)'
               if images.shape[1:2] in ((1,), (3,)) else ''))
     if not images.size:

@@ -10,6 +10,8 @@ from fedjax_ssl.core import checks
 from fedjax_ssl.data.files import DataError
 
 NONE = '-1'  # The label of a row without one, among words.
+# What missing values become where they are converted to words.
+_MISSING = ('nan', 'NaN', '<NA>', 'NaT')
 
 
 def texts(values: np.ndarray, besides: Collection[int] = ()) -> np.ndarray:
@@ -46,7 +48,8 @@ def as_words(kind: str, values: np.ndarray) -> np.ndarray:
   """Converts an array of strings, or of UTF-8 bytes, to str[D].
 
   Raises:
-    DataError: for other arrays, and for empty words.
+    DataError: for other arrays, and for words that are empty or stand for a
+      missing value.
   """
   values = texts(values)
   if values.ndim == 2 and values.shape[1] == 1:
@@ -59,11 +62,15 @@ def as_words(kind: str, values: np.ndarray) -> np.ndarray:
       values = np.char.decode(values, 'utf-8')
     except UnicodeDecodeError:
       raise DataError(f'{kind} holds words that are no UTF-8') from None
+  of_none = (f'; that of a row without a label is {NONE}'
+             if kind == 'labels of train' else '')
   empty = np.flatnonzero(np.char.strip(values) == '')
   if empty.size:
-    of_none = (f'; that of a row without a label is {NONE}'
-               if kind == 'labels of train' else '')
     raise DataError(f'{kind} has no word in row {empty[0]}{of_none}')
+  missing = np.flatnonzero(np.isin(values, _MISSING))
+  if missing.size:
+    raise DataError(f'{kind} has {str(values[missing[0]])!r}, a missing value, '
+                    f'in row {missing[0]}{of_none}')
   return values
 
 

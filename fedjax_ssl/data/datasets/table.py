@@ -95,5 +95,6 @@ def _place(header: Sequence[str], name: str) -> int:
     some = ', '.join(map(repr, header[:_SHOWN]))
     raise DataError(f'{count} column {name!r}; the first line, whose columns '
                     f'are parted by commas, has {some}'
-                    + (len(header) > _SHOWN) * f' and {len(header)} in all')
+                    + (len(header) > _SHOWN) * f' and {len(header)} in all'
+                    + (name == 'text') * '; a table of numbers goes as .npz')
   return header.index(name)

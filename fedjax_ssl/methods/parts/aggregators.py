@@ -176,6 +176,12 @@ def make(text: str) -> Rule | None:
   return _Own(made, text)
 
 
+def resolved(rule: str | Rule) -> Rule:
+  """Returns a rule by itself, given as `Task.aggregator` or by its name."""
+  return (make(rule) or aggregation.weighted_mean if isinstance(rule, str)
+          else checked(rule))
+
+
 def too_few(text: str, size: int) -> str:
   """Says that a rule's promise needs a larger cohort; '' if it does not.
 

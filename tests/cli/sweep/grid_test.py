@@ -70,6 +70,15 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize('brings', ['--import=mine.py', 'flagfile: '])
+def test_code_of_ones_own_may_bring_the_setting(tmp_path, brings):
+  if brings == 'flagfile: ':
+    (tmp_path / 'a.flags').touch()
+    brings += str(tmp_path / 'a.flags')
+  cell, = grid.parse(f'setting: brought\n{brings}', 'g.txt')
+  assert cell.setting == 'brought'
+
+
 @pytest.mark.parametrize('name', BAD)
 def test_bad_text_is_one_line_that_names_the_place(name):
   text, words = BAD[name]
