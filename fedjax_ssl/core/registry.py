@@ -308,10 +308,10 @@ def find(known: Mapping[str, T], name: str, kind: str = '') -> T:
     given = point.load()  # What is loaded may register itself.
     made: Any = known[name] if name in known else known.adapt(given)
   except Exception as error:
-    last = (str(error).strip().splitlines() or [''])[-1]
     raise ValueError(
         f'{kind} {name!r} of the package {package} cannot be loaded from '
-        f'{point.value}: {type(error).__name__}: {last}') from error
+        f'{point.value}: {type(error).__name__}: '
+        f'{checks.lines(error)[-1]}') from error
   if point.dist:
     _OF_PACKAGES[known.kind, name] = (package, version)
   found: T = known.setdefault(name, made)

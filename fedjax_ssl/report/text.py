@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 import csv
 import io
 
+from fedjax_ssl.core import checks
+
 
 def plain(text: str) -> str:
   """Returns the text with `?` for characters that UTF-8 cannot encode.
@@ -23,7 +25,7 @@ def of_error(error: ValueError | OSError) -> str:
   """Says on one line why something cannot be read."""
   if isinstance(error, OSError) and error.filename and error.strerror:
     return f'{error.filename} cannot be read: {error.strerror}.'
-  return ' '.join(str(error).split())
+  return checks.one_line(error)
 
 
 def as_csv(rows: Iterable[Sequence[object]]) -> str:

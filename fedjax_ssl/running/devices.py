@@ -11,6 +11,7 @@ import traceback
 import jax
 
 from fedjax_ssl.config import Config, FieldError
+from fedjax_ssl.core import checks
 from fedjax_ssl.training import environment, processes
 
 # By option, the environment variable that replaces it if it is left out.
@@ -147,7 +148,7 @@ def _end_alone(error: BaseException) -> None:
   elif isinstance(error, ValueError | OSError | MemoryError |
                   jax.errors.JaxRuntimeError):
     code = 2
-    print(f'error: {" ".join(str(error).split())}\nProcess '
+    print(f'error: {checks.one_line(error)}\nProcess '
           f'{processes.index()} of {processes.count()} ends here; the loss of '
           'another one shows so too. The same commands continue from the '
           'newest checkpoint.', file=sys.stderr)
