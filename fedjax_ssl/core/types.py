@@ -411,6 +411,11 @@ class Task:
     """Returns how many unlabeled rows a batch has room for."""
     return self.unlabeled_batch or max(self.unlabeled_capacity, 1)
 
+  @property
+  def client_streams(self) -> str:
+    """Returns which of `STREAMS` a client trains on if it can use both."""
+    return 'unlabeled' if self.labels_at == 'server' else 'both'
+
   def one_pass(self) -> Task:
     """Returns the task in which a client sees each row once a round."""
     return dataclasses.replace(self, local_epochs=1, local_steps=0)

@@ -36,7 +36,6 @@ from fedjax_ssl.methods.parts import (
   all_statistics,
   assemble,
   averaging,
-  labeling,
 )
 
 
@@ -121,8 +120,7 @@ def method(task: Task, s: Settings, client_update: Callable[..., Update],
       broadcast=lambda server, client_id, group: assemble.Server(server.model),
       on_labels=functools.partial(_fine_tune, task, s), labels_last=True,
       opening=_opening(task, s, renew), renew=renew,
-      work=lambda shard: batching.num_steps(
-          task, shard, labeling.streams(task)),
+      work=lambda shard: batching.num_steps(task, shard, task.client_streams),
       pseudo_label=pseudo_label, weigh=weigh)
 
 

@@ -94,11 +94,6 @@ def confidence_sum(
       step, jnp.zeros(2, jnp.float32), made, step_key)[0]
 
 
-def streams(task: Task) -> str:
-  """Returns the `streams` of `batching.batches` that clients train on."""
-  return 'unlabeled' if task.labels_at == 'server' else 'both'
-
-
 class Kept(NamedTuple):
   """The rows that a client learns from in a round.
 
@@ -127,6 +122,6 @@ def kept(task: Task, client: Client, labels: jax.Array, mask: jax.Array,
   """
   shard, order = batching.narrowed(client.shard, mask)
   made = batching.batches(
-      task, client.train, shard, key, streams(task), client.round,
+      task, client.train, shard, key, task.client_streams, client.round,
       pseudo_labels=labels[order])
   return Kept(made, shard, order)
