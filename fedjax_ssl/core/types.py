@@ -117,6 +117,11 @@ class Federation:
     """N."""
     return self.clients.num_labeled.shape[-1]
 
+  @property
+  def tables(self) -> Shard:
+    """Returns the clients' rows of all tasks: `stream`, else `clients`."""
+    return self.clients if self.stream is None else self.stream
+
   def __repr__(self) -> str:
     train: Any = self.train
     if not isinstance(train, Examples):  # Axes, as `vmap` takes them.

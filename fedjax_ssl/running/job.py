@@ -257,7 +257,7 @@ def _spec(dataset: data.Dataset, federations: list[Any], options: Config
           ) -> task_lib.TaskSpec:
   capacity = 0
   if not options.unlabeled_batch:
-    parts = [f.clients if f.stream is None else f.stream for f in federations]
+    parts = [f.tables for f in federations]
     capacity = batching.unlabeled_capacity(
         np.stack([part.num_labeled for part in parts]),
         np.stack([part.num_unlabeled for part in parts]),
