@@ -284,6 +284,11 @@ class Model(NamedTuple):
       None)
   head: Callable[[], tuple[str, ...]] | None = None
 
+  def shapes(self) -> Variables:
+    """Returns shapes and types of the model's numbers, without making any."""
+    shapes: Variables = jax.eval_shape(self.init, jax.random.key(0))
+    return shapes
+
   def __repr__(self) -> str:
     has = [name for name, part in zip(self._fields, self, strict=True)
            if callable(part)]

@@ -118,7 +118,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   except TypeError as error:
     raise _knob_error(error, spec) from error
   facts = _facts(dataset, dealt, options, spec, task, federations[0], origin)
-  params = jax.eval_shape(task.model.init, jax.random.key(0)).params
+  params = task.model.shapes().params
   job = Job(
       name=name, folder=folder, options=options, facts=facts, spec=spec,
       method=made, federations=federations, seeds=list(dealt),
