@@ -14,17 +14,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ssl.core import checks, descriptions, optimizers
+from fedjax_ssl.core import checks, descriptions, optimizers, run_files
 
 PyTree = Any
 Array = jax.Array | np.ndarray
 Number = Array | float  # A scalar from the host or the device.
 Metrics = dict[str, Any]  # float32[] or Ratio each.
 
-# Metrics that add up over rounds; all others are averaged over rounds.
-SUMMED = ('bytes_down', 'bytes_up', 'num_rejected')
 # Metrics that every client pass makes itself.
-PASS_METRICS = (*SUMMED, 'masked_share', 'models_sent', 'num_participants')
+PASS_METRICS = (*run_files.SUMMED, 'masked_share', 'models_sent',
+                'num_participants')
 # Work of a client in a round, in examples: sums over its steps.
 COUNTED = ('forward_passes', 'backward_passes')
 # What several loops of one client add up.

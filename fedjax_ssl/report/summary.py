@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, run_files
 from fedjax_ssl.report import canvas, verdict
 from fedjax_ssl.training import metric_names, metrics
 
@@ -122,7 +122,7 @@ def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
       'loss': rows[-1].get('loss'),
       'verdict': verdict.of(rows[-1]),
   }
-  for name in ('bytes_up', 'bytes_down', 'num_rejected'):
+  for name in run_files.SUMMED:
     if any(name in row for row in rows):
       result[name] = sum(row.get(name, 0) for row in rows)
   if 'epsilon' in rows[-1]:
