@@ -155,7 +155,7 @@ def last(rows: Sequence[Row], name: str) -> float | None:
   value = rows[-1].get(name)
   if not isinstance(value, int | float):
     return None
-  return 100 * value if metric_names.kind(name) == 'share' else value
+  return metric_names.scale(name) * value
 
 
 def check_columns(columns: Sequence[str], runs: Runs) -> None:
@@ -266,7 +266,7 @@ def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss')) -> Any:
   handles = {}
   all_axes = chart.subplots(1, len(drawn), squeeze=False)[0]
   for axes, (panel, lines) in zip(all_axes, drawn.items(), strict=True):
-    scale = 100 if metric_names.kind(panel) == 'share' else 1
+    scale = metric_names.scale(panel)
     for name, (rounds, values) in lines.items():
       values = values * scale
       mean = values.mean(axis=0)
