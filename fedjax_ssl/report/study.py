@@ -19,7 +19,7 @@ from fedjax_ssl.report import (
   tradeoff,
   verdict,
 )
-from fedjax_ssl.report.text import line, plain
+from fedjax_ssl.report.text import by_text, line, plain
 from fedjax_ssl.training import (
   command,
   environment,
@@ -217,11 +217,8 @@ def _other(rows: list[dict[str, Any]], part: str,
 
 def _notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
   """Returns a line for all runs with the same notes."""
-  said: dict[str, list[str]] = {}
-  for row in rows:
-    if row.get('notes'):
-      said.setdefault('; '.join(row['notes']), []).append(row['run'])
-  return [f'{", ".join(runs)}: {text}.' for text, runs in said.items()]
+  return by_text((row['run'], '; '.join(row.get('notes') or ()))
+                 for row in rows)
 
 
 def _told(key: str, values: Mapping[str, Any]) -> dict[str, str]:

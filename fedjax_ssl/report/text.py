@@ -28,6 +28,19 @@ def of_error(error: ValueError | OSError) -> str:
   return checks.one_line(error)
 
 
+def by_text(pairs: Iterable[tuple[str, str]]) -> list[str]:
+  """Returns lines such as 'a, b: text.', one for all names of the same text.
+
+  Args:
+    pairs: a name and its text each; those without a text are left out.
+  """
+  said: dict[str, list[str]] = {}
+  for name, text in pairs:
+    if text:
+      said.setdefault(text, []).append(name)
+  return [f'{", ".join(names)}: {text}.' for text, names in said.items()]
+
+
 def as_csv(rows: Iterable[Sequence[object]]) -> str:
   """Writes rows as CSV, a line for each."""
   stream = io.StringIO()
