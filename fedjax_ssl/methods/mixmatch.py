@@ -132,8 +132,7 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
   """
   chosen = checks.profile(_PROFILES, profile, ramp=ramp,
                           unlabeled_weight=unlabeled_weight)
-  # Draws of a Beta not far below this are NaN.
-  knobs.require('alpha', alpha, knobs.Bound(1e-30 if alpha else 0))
+  knobs.check_mixing(alpha)
   if chosen['ramp']:
     task.horizon(f'ramp={chosen["ramp"]}')
   s = _Settings(num_views, temperature, alpha, **chosen)
