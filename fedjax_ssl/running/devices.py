@@ -11,7 +11,7 @@ import traceback
 import jax
 
 from fedjax_ssl.config import Config, FieldError
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, client_map
 from fedjax_ssl.training import environment, processes
 
 # By option, the environment variable that replaces it if it is left out.
@@ -165,5 +165,5 @@ def mesh(wanted: int) -> jax.sharding.Mesh | None:
   if len(found) == 1:
     return None
   return jax.make_mesh(
-      (len(found),), ('clients',), devices=found,
+      (len(found),), (client_map.AXIS,), devices=found,
       axis_types=(jax.sharding.AxisType.Auto,))

@@ -191,7 +191,7 @@ def note_unread(setting: Setting, options: Config, dataset: data.Dataset
         f'--dataset={options.dataset} comes with the library; --dataset=NAME '
         'and --data_dir=DIR train on your own data.')
   if given & {'num_labeled_clients'} and options.labels_at == 'server' and (
-      getattr(setting.deal, 'rule', '') == 'pool'):
+      dealing.rule_of(setting.deal) == 'pool'):
     processes.note(
         f'--num_labeled_clients={options.num_labeled_clients} does nothing: '
         'the server has all labels.')
