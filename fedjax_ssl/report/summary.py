@@ -174,16 +174,13 @@ def check_columns(columns: Sequence[str], runs: Runs) -> None:
           f'{", ".join(sorted(known)) or "none"}.')
 
 
-def table(runs: Runs, *, columns: Sequence[str] = (),
-          nominal: Collection[str] = ()) -> str:
+def table(runs: Runs, *, nominal: Collection[str] = ()) -> str:
   """Makes a Markdown table of test accuracies in percent, mean ± std.
 
   The standard deviation is that of a sample (n - 1); one seed has none.
 
   Args:
     runs: by name, one list of rows for each seed, as `load` gives.
-    columns: metrics of the last row that get a column too, such as
-      'macro_recall' and 'auc'.
     nominal: names of runs whose epsilon guarantees nothing.
 
   Returns:
@@ -192,14 +189,9 @@ def table(runs: Runs, *, columns: Sequence[str] = (),
     If any run reports epsilon, a last column shows the largest over its seeds.
     Accuracies of a name with a seed that diverged or guesses have a mark, and
     a footnote below says what was found.
-
-  Raises:
-    ValueError: for a column that no run has.
   """
-  check_columns(columns, runs)
   head = ['method', 'seeds', 'rounds',
-          *(title.format(tail=TAIL) for title in COLUMNS.values()),
-          *map(label, columns)]
+          *(title.format(tail=TAIL) for title in COLUMNS.values())]
   body: list[list[str]] = []
   spent: list[str] = []
   verdicts: dict[str, list[verdict.Verdict | None]] = {}
@@ -211,8 +203,7 @@ def table(runs: Runs, *, columns: Sequence[str] = (),
         name, str(len(seeds)),
         '-'.join(str(r) for r in sorted({rounds[0], rounds[-1]})),
         *(verdict.marked(percent([r[c] for r in results]), found)
-          for c in COLUMNS),
-        *(mean_std([last(rows, c) for rows in seeds]) for c in columns)])
+          for c in COLUMNS)])
     spent.append(epsilon([r.get('epsilon') for r in results], name in nominal)
                  if any('epsilon' in r for r in results) else '')
   if any(spent):
