@@ -25,17 +25,16 @@ from fedjax_ssl.core.types import (
   Method,
   Metrics,
   PyTree,
-  Ratio,
   Task,
   Update,
   Variables,
-  WORK,
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import (
   all_statistics,
   assemble,
   averaging,
+  labeling,
 )
 
 
@@ -165,11 +164,9 @@ def update(client: Client, received: Variables, learner: Learner,
   Returns:
     The update, with the share of rows that it trained on as `mask_rate`.
   """
-  sums = {name: metrics[name] + labeling_metrics[name] for name in WORK}
-  rate = Ratio(*(jnp.asarray(x, jnp.float32) for x in (
-      count, client.shard.num_unlabeled)))
+  all_metrics = labeling.metrics(client, count, metrics, labeling_metrics)
   return Update(tree.subtract(learner.model, received), weight, memory,
-                {**metrics, **sums, 'mask_rate': rate})
+                all_metrics)
 
 
 def _fine_tune(task: Task, s: Settings, record: Server, context: Context,
