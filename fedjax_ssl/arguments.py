@@ -1,7 +1,7 @@
 """Checks of arguments that the pure functions share: losses, aggregation."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -57,6 +57,12 @@ def as_float(value: Any) -> Any:
   return value
 
 
+def at_least_float32(x: jax.Array | np.ndarray) -> jax.Array:
+  """Returns the array in float32, or in its own type if that is wider."""
+  x = jnp.asarray(x)
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def of_host(name: str, value: Any) -> Any:
   """Turns an array of one number into that number; else returns the value.
 
@@ -69,6 +75,13 @@ def of_host(name: str, value: Any) -> Any:
   if isinstance(value, (jax.Array, np.ndarray)) and value.ndim == 0:
     return value.item()
   return value
+
+
+def check_choice(name: str, value: str, allowed: Collection[str]) -> None:
+  """Raises ValueError, naming the argument, for a word that is not allowed."""
+  if value not in allowed:
+    raise ValueError(
+        f'{name} is {value!r}; allowed are {", ".join(allowed)}.')
 
 
 def check_alike(**trees: Any) -> None:

@@ -121,7 +121,7 @@ def clip(tree: PyTree, max_norm: Scalar) -> PyTree:
   factor = max_norm / length
   short, good = unit * length <= max_norm, jnp.isfinite(length)
   def one(x: jax.Array) -> jax.Array:
-    wide = algebra.widened(x)
+    wide = arguments.at_least_float32(x)
     scaled = (wide / unit * factor).astype(x.dtype)
     return jnp.where(good, jnp.where(short, x, scaled), 0)
   return jax.tree.map(one, tree)
@@ -341,9 +341,7 @@ def noise_multiplier(target: float, rate: float, steps: int, *, delta: float,
 
 
 def _check(rate: float, delta: float, accountant: str) -> None:
-  if accountant not in ACCOUNTANTS:
-    raise ValueError(f'accountant is {accountant!r}; allowed are '
-                     f'{", ".join(ACCOUNTANTS)}.')
+  arguments.check_choice('accountant', accountant, ACCOUNTANTS)
   if not 0 <= rate <= 1 or not 0 < delta < 1:
     raise ValueError(f'rate is {rate} and delta {delta}; they must be in '
                      '[0, 1] and (0, 1).')

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import arguments
+from fedjax_ssl.arguments import at_least_float32
 
 # A pytree of arrays: a rule gives back the structure that it gets.
 Tree = TypeVar('Tree')
@@ -83,11 +84,6 @@ def column(row: jax.Array, leaf: jax.Array) -> jax.Array:
   return row.reshape(row.shape + (1,) * (leaf.ndim - 1))
 
 
-def widened(leaf: jax.Array) -> jax.Array:
-  """Converts a leaf to float32 or better, in which rules compute."""
-  return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
-
-
 def narrowed(value: Any, dtype: Any) -> jax.Array:
   """Converts a result to the leaf's dtype, rounded if that is for integers."""
   exact = not jnp.issubdtype(dtype, jnp.inexact)
@@ -125,7 +121,7 @@ def combined(stacked: Tree, shares: jax.Array, *, axis_name: Axis = None
              ) -> Tree:
   """Sums all clients' rows, each times its share float[K]."""
   def combine(leaf: jax.Array) -> jax.Array:
-    share, value = column(shares, leaf), widened(leaf)
+    share, value = column(shares, leaf), at_least_float32(leaf)
     # Only broken entries are replaced, so that the derivative by a weight of 0
     # is that of the row's finite entries.
     value = jnp.where((share == 0) & ~jnp.isfinite(value), 0, value)
@@ -182,4 +178,5 @@ def power_of_two(top: Array) -> jax.Array:
 
 def row_lengths(stacked: Any, num_rows: int) -> jax.Array:
   """Computes float[K], the norm of each row over all leaves."""
-  return row_norms(jax.tree.map(widened, stacked), num_rows, 'global_norm')
+  return row_norms(jax.tree.map(at_least_float32, stacked), num_rows,
+                   'global_norm')

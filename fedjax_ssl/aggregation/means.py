@@ -25,8 +25,8 @@ from fedjax_ssl.aggregation.algebra import (
   shares_of,
   Tree,
   weights_of,
-  widened,
 )
+from fedjax_ssl.arguments import at_least_float32
 
 DISTANCES = ('sum_of_norms', 'global_norm')
 
@@ -44,7 +44,7 @@ def _distance_shares(stacked: Any, num_examples: jax.Array, boost: jax.Array,
   first = jnp.where(active, boost if first is None else first, 1)
   boost = jnp.where(active, boost, 1)
   rows = jax.tree.map(
-      lambda x: jnp.where(column(active, x), widened(x), 0), stacked)
+      lambda x: jnp.where(column(active, x), at_least_float32(x), 0), stacked)
   mean_shares = shares_of(
       jnp.where(active, count * first, 0), axis_name=axis_name)
   gaps = jax.tree.map(
@@ -70,9 +70,7 @@ def _checked(stacked: Any, num_examples: Array, labeled: Array | None,
              labeled_multiplier: Scalar, distance: str
              ) -> tuple[jax.Array, jax.Array]:
   """Examples and multiplier of each client, float32[K] both."""
-  if distance not in DISTANCES:
-    raise ValueError(
-        f'distance is {distance!r}; allowed are {", ".join(DISTANCES)}.')
+  arguments.check_choice('distance', distance, DISTANCES)
   count = weights_of(stacked, num_examples, 'num_examples')
   if labeled is None:
     labeled = jnp.zeros(count.shape, bool)
@@ -297,7 +295,8 @@ def ema(old: Tree, new: Tree, decay: Scalar) -> Tree:
   def move(x: jax.Array, y: jax.Array) -> jax.Array:
     first, second = (
         jnp.where((share == 0) & ~jnp.isfinite(value), 0, value)
-        for share, value in ((decay, widened(x)), (1 - decay, widened(y))))
+        for share, value in ((decay, at_least_float32(x)),
+                             (1 - decay, at_least_float32(y))))
     return narrowed(decay * first + (1 - decay) * second, x.dtype)
 
   moved: Tree = jax.tree.map(move, old, new)

@@ -30,8 +30,8 @@ from fedjax_ssl.aggregation.algebra import (
   shrinking,
   Tree,
   weights_of,
-  widened,
 )
+from fedjax_ssl.arguments import at_least_float32
 
 _LARGEST = float(jnp.finfo(jnp.float32).max)
 # Share of the total weight below which a difference is one of rounding.
@@ -48,7 +48,8 @@ def _checked_rows(stacked: Tree, weights: Array) -> tuple[Tree, jax.Array]:
     raise ValueError('weights has shape (0,); allowed is 1 client or more.')
   weights *= shrinking(jnp.max(weights))
   wide: Tree = jax.tree.map(
-      lambda x: jnp.where(column(weights > 0, x), widened(x), 0), stacked)
+      lambda x: jnp.where(column(weights > 0, x), at_least_float32(x), 0),
+      stacked)
   return wide, weights
 
 

@@ -70,4 +70,4 @@ if __name__ == '__main__':
     _make(*sys.argv[1:])
   except ValueError as error:
     at = f' (at {imports.where(error)})' if imports.where(error) else ''
-    sys.exit(' '.join(str(error).split()) + at)
+    sys.exit(checks.one_line(error) + at)

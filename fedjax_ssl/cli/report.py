@@ -133,7 +133,7 @@ def _watch(args: argparse.Namespace) -> int:
     try:
       _write(args, left_out, refresh)
     except (ValueError, OSError) as error:
-      return ' '.join(str(error).split()) or type(error).__name__
+      return checks.one_line(error)
     return ''
   with contextlib.suppress(KeyboardInterrupt):
     while True:

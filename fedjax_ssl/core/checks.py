@@ -65,6 +65,16 @@ def _shown(value: Any) -> str:
   return f'{text[:_WIDTH - 3]}...' if is_long else text
 
 
+def one_line(error: BaseException) -> str:
+  """Returns an error's text on one line, or its type's name if it has none."""
+  return ' '.join(str(error).split()) or type(error).__name__
+
+
+def lines(error: BaseException) -> list[str]:
+  """Returns the lines of an error's text, at least one, which may be empty."""
+  return str(error).strip().splitlines() or ['']
+
+
 class LengthError(ValueError):
   """Something spans the run, but the task does not say how long a run is."""
 

@@ -9,7 +9,7 @@ ways. With equal expressions merged here, XLA simplifies both in the same way.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 import contextlib
 from typing import Any
 
@@ -58,14 +58,23 @@ def _run(closed: Any, args: list[Any], known: dict[Hashable, Any] | None = None
   values = dict(zip(
       [*closed.jaxpr.constvars, *closed.jaxpr.invars], [*closed.consts, *args],
       strict=True))
-
-  def read(atom: Any) -> Any:
-    return atom.val if isinstance(atom, core.Literal) else values[atom]
-
   for eqn in closed.jaxpr.eqns:
-    inputs = [read(atom) for atom in eqn.invars]
-    values.update(zip(eqn.outvars, _result(eqn, inputs, known), strict=True))
-  return [read(atom) for atom in closed.jaxpr.outvars]
+    inputs = [_read(atom, values) for atom in eqn.invars]
+    with _scope(eqn):
+      out = _of_equation(eqn, inputs, known)
+    values.update(zip(eqn.outvars, out, strict=True))
+  return [_read(atom, values) for atom in closed.jaxpr.outvars]
+
+
+def _read(atom: Any, values: Mapping[Any, Any]) -> Any:
+  """Returns the value of a variable, or of a literal."""
+  return atom.val if isinstance(atom, core.Literal) else values[atom]
+
+
+def _scope(eqn: Any) -> contextlib.AbstractContextManager[None]:
+  """Keeps the scope of an operation, by which profilers name it."""
+  scope = str(eqn.source_info.name_stack)
+  return jax.named_scope(scope) if scope else contextlib.nullcontext()
 
 
 def evaluate(eqns: Iterable[Any], values: dict[Any, Any]) -> None:
@@ -76,26 +85,17 @@ def evaluate(eqns: Iterable[Any], values: dict[Any, Any]) -> None:
     values: by variable; it holds all that the equations read but do not make.
   """
   for eqn in eqns:
-    inputs = [x.val if isinstance(x, core.Literal) else values[x]
-              for x in eqn.invars]
-    scope = str(eqn.source_info.name_stack)
-    with jax.named_scope(scope) if scope else contextlib.nullcontext():
+    inputs = [_read(atom, values) for atom in eqn.invars]
+    with _scope(eqn):
       out = eqn.primitive.bind(*inputs, **eqn.params)
     values.update(zip(
         eqn.outvars, out if eqn.primitive.multiple_results else [out],
         strict=True))
 
 
-def _result(eqn: Any, inputs: list[Any], known: dict[Hashable, Any]) -> Any:
-  """The results of one equation, computed now or known from an equal one."""
-  # Keeps the scopes of the operations, by which profilers name them.
-  scope = str(eqn.source_info.name_stack)
-  with jax.named_scope(scope) if scope else contextlib.nullcontext():
-    return _of_equation(eqn, inputs, known)
-
-
 def _of_equation(eqn: Any, inputs: list[Any], known: dict[Hashable, Any]
                  ) -> Any:
+  """Returns the results of an equation, computed now or known from an equal."""
   name, params = eqn.primitive.name, eqn.params
   if name in _CALLS:
     return _run(_closed(params[_CALLS[name]]), inputs, known)

@@ -22,6 +22,8 @@ import traceback
 from types import ModuleType
 from typing import NamedTuple
 
+from fedjax_ssl.core import checks
+
 # Fields of a run whose value is a name with knobs.
 TEXTS = ('method', 'model', 'weak', 'labeled_view', 'strong', 'lr_schedule',
          'aggregator', 'server_optimizer', 'attack')
@@ -153,7 +155,7 @@ def load(place: str) -> ModuleType:
 
 def _failed(place: str, error: BaseException) -> str:
   """One line: the error, and the line of the user's file that raised it."""
-  last = (str(error).strip().splitlines() or [''])[-1]
+  last = checks.lines(error)[-1]
   at = f' (at {where(error)})' if where(error) else ''
   return f'{place} cannot be imported: {type(error).__name__}: {last}{at}.'
 
@@ -236,7 +238,7 @@ def said(error: BaseException) -> str:
   The place is left out if `where` finds one, which the programs add.
   """
   kind = type(error).__name__
-  first = (str(error).strip().splitlines() or [''])[0]
+  first = checks.lines(error)[0]
   hint = f' (use {_HINTS[kind]})' if kind in _HINTS else ''
   at = '' if where(error) else _place_of(error)
   return f'{kind}: {first}{hint}{at}'

@@ -87,6 +87,9 @@ class Word(NamedTuple):
   needs: Needs | None = None
 
 
+Limit = TypeVar('Limit', Bound, Word)
+
+
 def word(*words: str) -> Word:
   """Returns what a knob must be one of."""
   return Word(words)
@@ -120,6 +123,11 @@ def share(*cases: Case) -> Bound:
 def factor(what: str) -> Bound:
   """Returns the bound of a factor on the rate of `what`."""
   return Bound(cases=(at(0, f'{what} stay where they start'),))
+
+
+def only(knob: str, value: Any, bound: Limit) -> Limit:
+  """Returns a bound of what does something only with that value of a knob."""
+  return bound._replace(needs=Needs(knob, (value,)))
 
 
 # Loops over views are unrolled, and thousands would compile forever.
@@ -332,6 +340,12 @@ def require(knob: str, value: Any, bound: Bound) -> None:
     shown = repr(value) if isinstance(value, str) else value
     advice = f' ({bound.advice})' if bound.advice else ''
     raise ValueError(f'{knob} must be {allowed}, not {shown}{advice}.')
+
+
+def check_mixing(alpha: float) -> None:
+  """Raises ValueError for a Beta(alpha, alpha) that cannot be drawn from."""
+  # Draws of a Beta not far below this are NaN. Without a draw 0 mixes nothing.
+  require('alpha', alpha, Bound(1e-30 if alpha else 0))
 
 
 def fault(value: Any, bound: Bound) -> str:

@@ -180,15 +180,13 @@ class Registry(dict[str, T]):
         yield str(error)
 
 
-def register(known: dict[str, Any], name: str, kind: str = ''
-             ) -> Callable[[Given], Given]:
+def register(known: dict[str, Any], name: str) -> Callable[[Given], Given]:
   """Decorates a builder to add it to a registry under a name.
 
   Args:
     known: any registry.
     name: a Python identifier that is not taken. A notebook cell that is run
       again may register its own name again.
-    kind: what the registry holds, for messages; a `Registry` knows it.
 
   Returns:
     The decorator, which returns what it is given.
@@ -198,7 +196,7 @@ def register(known: dict[str, Any], name: str, kind: str = ''
       what.
     TypeError: if the name is no text, as where the brackets are forgotten.
   """
-  kind = getattr(known, 'kind', '') or kind or 'name'
+  kind = getattr(known, 'kind', '') or 'name'
   if not isinstance(name, str):
     raise TypeError(f"register takes the name of a {kind}, as in "
                     f"@register('mine'), not {name!r}.")
@@ -308,10 +306,10 @@ def find(known: Mapping[str, T], name: str, kind: str = '') -> T:
     given = point.load()  # What is loaded may register itself.
     made: Any = known[name] if name in known else known.adapt(given)
   except Exception as error:
-    last = (str(error).strip().splitlines() or [''])[-1]
     raise ValueError(
         f'{kind} {name!r} of the package {package} cannot be loaded from '
-        f'{point.value}: {type(error).__name__}: {last}') from error
+        f'{point.value}: {type(error).__name__}: '
+        f'{checks.lines(error)[-1]}') from error
   if point.dist:
     _OF_PACKAGES[known.kind, name] = (package, version)
   found: T = known.setdefault(name, made)

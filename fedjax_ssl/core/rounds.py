@@ -240,7 +240,7 @@ def _traffic(dense: PyTree, scalars: jax.Array | None, active: jax.Array
 
 def _models_sent(task: Task, results: _Result, active: jax.Array) -> Ratio:
   """A client's traffic, down and up, in units of one dense model."""
-  model = jax.eval_shape(task.model.init, jax.random.key(0))
+  model = task.model.shapes()
   traffic = results.bytes_up.sum() + results.bytes_down.sum()
   return Ratio(traffic / max(tree.num_bytes(model), 1),
                active.sum().astype(jnp.float32))

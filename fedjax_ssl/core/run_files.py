@@ -15,6 +15,9 @@ FLAGFILE = 'run.flags'  # All flags of the run, for --flagfile.
 ROWS = 'metrics.jsonl'  # What is measured, a row a line.
 TIMINGS = 'timings.jsonl'  # How long it took.
 LOCK = 'lock'  # Who has the folder.
+# Metrics of a row that add up over the rounds since the row before; all others
+# are averaged over them.
+SUMMED = ('bytes_down', 'bytes_up', 'num_rejected')
 _PARTITION = 'partition_'  # A seed follows.
 
 

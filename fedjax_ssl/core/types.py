@@ -14,17 +14,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ssl.core import checks, descriptions, optimizers
+from fedjax_ssl.core import checks, descriptions, optimizers, run_files
 
 PyTree = Any
 Array = jax.Array | np.ndarray
 Number = Array | float  # A scalar from the host or the device.
 Metrics = dict[str, Any]  # float32[] or Ratio each.
 
-# Metrics that add up over rounds; all others are averaged over rounds.
-SUMMED = ('bytes_down', 'bytes_up', 'num_rejected')
 # Metrics that every client pass makes itself.
-PASS_METRICS = (*SUMMED, 'masked_share', 'models_sent', 'num_participants')
+PASS_METRICS = (*run_files.SUMMED, 'masked_share', 'models_sent',
+                'num_participants')
 # Work of a client in a round, in examples: sums over its steps.
 COUNTED = ('forward_passes', 'backward_passes')
 # What several loops of one client add up.
@@ -116,6 +115,11 @@ class Federation:
   def num_clients(self) -> int:
     """N."""
     return self.clients.num_labeled.shape[-1]
+
+  @property
+  def tables(self) -> Shard:
+    """Returns the clients' rows of all tasks: `stream`, else `clients`."""
+    return self.clients if self.stream is None else self.stream
 
   def __repr__(self) -> str:
     train: Any = self.train
@@ -279,6 +283,11 @@ class Model(NamedTuple):
       None)
   head: Callable[[], tuple[str, ...]] | None = None
 
+  def shapes(self) -> Variables:
+    """Returns shapes and types of the model's numbers, without making any."""
+    shapes: Variables = jax.eval_shape(self.init, jax.random.key(0))
+    return shapes
+
   def __repr__(self) -> str:
     has = [name for name, part in zip(self._fields, self, strict=True)
            if callable(part)]
@@ -410,6 +419,11 @@ class Task:
   def unlabeled_width(self) -> int:
     """Returns how many unlabeled rows a batch has room for."""
     return self.unlabeled_batch or max(self.unlabeled_capacity, 1)
+
+  @property
+  def client_streams(self) -> str:
+    """Returns which of `STREAMS` a client trains on if it can use both."""
+    return 'unlabeled' if self.labels_at == 'server' else 'both'
 
   def one_pass(self) -> Task:
     """Returns the task in which a client sees each row once a round."""

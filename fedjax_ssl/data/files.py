@@ -72,7 +72,7 @@ def read_arrays(path: str | os.PathLike[str],
   # On damaged bytes the readers of zip and .npy raise nearly anything: errors
   # of syntax, tokens, recursion, memory, types, compression.
   except Exception as error:
-    reason = ' '.join(str(error).split())[:200] or type(error).__name__
+    reason = checks.one_line(error)[:200]
     raise DataError(f'cannot be read ({reason})') from None
 
 

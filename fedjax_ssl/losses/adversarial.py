@@ -12,15 +12,15 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.arguments import at_least_float32, check_choice
 from fedjax_ssl.losses.rows import (
   all_rows,
   Array,
-  at_least_float32,
-  check_choice,
   check_shape,
   Loss,
   reduced,
   Scalar,
+  visible,
 )
 from fedjax_ssl.losses.targets import mixup
 
@@ -60,7 +60,7 @@ def discriminator_loss(real_logits: Array, fake_logits: Array,
   check_shape('fake_logits', fake_logits, mask.shape)
   _check_weight('fake_weight', fake_weight, mask)
   cost = jax.nn.softplus if kind == 'logistic' else lambda d: jax.nn.relu(1 + d)
-  real, fake = _visible(real_logits, mask), _visible(fake_logits, mask)
+  real, fake = visible(real_logits, mask), visible(fake_logits, mask)
   return reduced(cost(-real) + fake_weight * cost(fake), mask,
                  reduction=reduction), {}
 
@@ -95,7 +95,7 @@ def generator_loss(fake_logits: Array, mask: Array | None = None, *,
   mask = all_rows(mask, fake_logits)
   check_shape('fake_logits', fake_logits, mask.shape)
   _check_weight('weight', weight, mask)
-  fake = _visible(fake_logits, mask)
+  fake = visible(fake_logits, mask)
   costs: dict[str, Callable[[jax.Array], jax.Array]] = {
       'non_saturating': lambda d: jax.nn.softplus(-d),
       'saturating': lambda d: -jax.nn.softplus(d),
@@ -170,8 +170,3 @@ def fake_condition(lam: Scalar, source: Array, target: Array, *,
 def _check_weight(name: str, value: Scalar, mask: Array) -> None:
   if jnp.ndim(value):
     check_shape(name, value, mask.shape)
-
-
-def _visible(logits: Array, mask: Array) -> jax.Array:
-  """Logits [B] with masked rows zeroed, in float32."""
-  return jnp.where(mask > 0, logits, 0).astype(jnp.float32)

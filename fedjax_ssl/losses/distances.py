@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import arguments
+from fedjax_ssl.arguments import at_least_float32
 from fedjax_ssl.losses.rows import (
-  at_least_float32,
   PyTree,
   Scalar,
 )

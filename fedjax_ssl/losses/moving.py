@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import arguments
-from fedjax_ssl.losses.rows import Array, at_least_float32, Scalar
+from fedjax_ssl.arguments import at_least_float32
+from fedjax_ssl.losses.rows import Array, Scalar
 
 
 def row_mean(values: Array, mask: Array) -> jax.Array:

@@ -12,17 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ssl.arguments import at_least_float32, check_choice
+
 PyTree = Any
 Array = jax.Array | np.ndarray
 Scalar = Array | float
 _LEAST = 1e-12  # Added to squared lengths, so that rows of zeros have a slope.
 Loss = tuple[jax.Array, dict[str, jax.Array]]
-
-
-def at_least_float32(x: Array) -> jax.Array:
-  """Returns the array in float32, or in its own type if that is wider."""
-  x = jnp.asarray(x)
-  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def masked_mean(values: Array, mask: Array, *,
@@ -89,8 +85,12 @@ def all_rows(mask: Array | None, like: Array) -> Array:
 
 
 def visible(logits: Array, mask: Array) -> jax.Array:
-  """Zeroes the logits of masked rows, so that no derivative is NaN."""
-  return at_least_float32(jnp.where(mask[..., None] > 0, logits, 0))
+  """Zeroes the logits of masked rows, so that no derivative is NaN.
+
+  A row has several logits, on an axis that the mask lacks, or one.
+  """
+  real = mask if jnp.ndim(mask) == jnp.ndim(logits) else mask[..., None]
+  return at_least_float32(jnp.where(real > 0, logits, 0))
 
 
 def unit_rows(x: Array) -> jax.Array:
@@ -102,13 +102,6 @@ def unit_rows(x: Array) -> jax.Array:
   wide = at_least_float32(x)
   unit = wide * jax.lax.rsqrt(jnp.sum(wide * wide, -1, keepdims=True) + _LEAST)
   return unit.astype(jnp.result_type(x))
-
-
-def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-  """Raises ValueError, naming the argument, for a word that is not allowed."""
-  if value not in allowed:
-    raise ValueError(
-        f'{name} is {value!r}; allowed are {", ".join(allowed)}.')
 
 
 def check_array(name: str, value: Any) -> None:

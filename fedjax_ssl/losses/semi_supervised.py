@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import arguments
+from fedjax_ssl.arguments import check_choice
 from fedjax_ssl.losses.moving import row_mean
 from fedjax_ssl.losses.rows import (
   all_rows,
   Array,
-  check_choice,
   check_rows,
   check_shape,
   check_views,

@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl import arguments
+from fedjax_ssl.arguments import at_least_float32, check_choice
 from fedjax_ssl.losses.rows import (
   Array,
-  at_least_float32,
   check_array,
-  check_choice,
   check_shape,
   PyTree,
   Scalar,

@@ -65,12 +65,10 @@ from fedjax_ssl.core.types import (
   Method,
   Metrics,
   PyTree,
-  Ratio,
   Shard,
   Task,
   Update,
   Variables,
-  WORK,
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import (
@@ -300,9 +298,7 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   weight = counts.sum() * jnp.where(
       labeled_clients.has_labels(client.shard), s.labeled_client_weight, 1)
   metrics.update(labeled_clients.processed(task, made, kept.shard))
-  metrics.update({name: metrics[name] + labeled[name] for name in WORK})
-  metrics['mask_rate'] = Ratio(*(jnp.asarray(x, jnp.float32) for x in (
-      kept.shard.num_unlabeled, client.shard.num_unlabeled)))
+  metrics = labeling.metrics(client, kept.shard.num_unlabeled, metrics, labeled)
   return Update(tree.subtract(learner.model, payload.model), weight,
                 learner.opt_state if s.keep_momentum else (), metrics,
                 counts=client_weights.unweighted(counts, weight))

@@ -61,16 +61,14 @@ class _ToClient(NamedTuple):
   terms: private_labels.Terms
 
 
-_LEARNT = knobs.Needs('unlabeled', ('fixmatch',))
+_LEARNT = knobs.weight('what unlabeled rows teach')
 
 
 @knobs.checked(
     **private_labels.bounds(), unlabeled=knobs.word(*UNLABELED),
-    threshold=knobs.CONFIDENCE._replace(needs=_LEARNT),
-    unlabeled_weight=knobs.Bound(needs=_LEARNT, cases=(
-        knobs.at(0, 'what unlabeled rows teach is off'),)),
-    unlabeled_rate=knobs.Bound(needs=_LEARNT, cases=(
-        knobs.at(0, 'what unlabeled rows teach is off'),)))
+    **{knob: knobs.only('unlabeled', 'fixmatch', bound) for knob, bound in {
+        'threshold': knobs.CONFIDENCE, 'unlabeled_weight': _LEARNT,
+        'unlabeled_rate': _LEARNT}.items()})
 def dpsgd(task: Task, *, epsilon: float = 8.0, delta: float = 1e-5,
           clip_norm: float = 1.0, noise_multiplier: float | None = None,
           microbatch: int = 0, accountant: str = 'rdp', private_steps: int = 0,

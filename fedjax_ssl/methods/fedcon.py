@@ -233,7 +233,7 @@ def fedcon(task: Task, *, profile: str = 'paper',
   s = _Settings(
       contrast_rate, target_decay=target_decay, ramp=ramp, hidden=hidden,
       consistency_weight=consistency_weight, at_clients=at_clients, **chosen)
-  streams = 'both' if at_clients else 'unlabeled'
+  streams = task.client_streams
   return assemble.assemble(
       task, init=functools.partial(_init, task, s),
       client_update=functools.partial(_client_update, task, s, streams),

@@ -147,7 +147,7 @@ def fedrgd(task: Task, *, profile: str = 'paper', groups: int = 2,
   """
   chosen = checks.profile(_PROFILES, profile, own_labels=own_labels)
   at_clients = task.labels_at == 'clients'
-  streams = 'both' if at_clients else 'unlabeled'
+  streams = task.client_streams
   loss_fn = averaging.keeping_stats(
       task, (_own_labels if chosen['own_labels'] and at_clients
              else objective.fixmatch)(task, threshold, unlabeled_weight))

@@ -14,7 +14,7 @@ from fedjax_ssl.methods.parts import assemble, averaging, network, objective
 @knobs.checked(
     labeler=knobs.word('local', 'global'),
     over=knobs.word('batch', 'confident'),
-    weak_in_batch=knobs.Word(needs=knobs.Needs('labeler', ('global',))))
+    weak_in_batch=knobs.only('labeler', 'global', knobs.word()))
 def fixmatch(task: Task, *, threshold: float = 0.95,
              unlabeled_weight: float = 1.0, over: str = 'batch',
              labeler: str = 'local', weak_in_batch: bool = False,

@@ -54,7 +54,13 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods.parts import alternate, labeling, network, objective
+from fedjax_ssl.methods.parts import (
+  alternate,
+  assemble,
+  labeling,
+  network,
+  objective,
+)
 
 _ETA = 0.01  # Of ASAM, so that parameters of 0 can move.
 _LEAST = 1e-8  # Added to weights: a client sure of all its rows counts too.
@@ -179,13 +185,9 @@ def fl2(task: Task, *, threshold: float = 0.95, thresholds: str = 'client',
     return Memory(opt_states, jnp.full(
         (federation.num_clients, task.num_classes), threshold, jnp.float32))
 
-  def pseudo_label(record, memory: Memory, inputs):
-    return losses.pseudo_label(task.apply(record.model, inputs),
-                               threshold=memory.thresholds)
-
   return alternate.method(
       task, s, functools.partial(_client_update, task, s, own), remember,
-      pseudo_label)
+      assemble.confident_labels(task, lambda memory: memory.thresholds))
 
 
 def _client_update(task: Task, s: alternate.Settings, own: _Settings,

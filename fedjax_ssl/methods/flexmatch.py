@@ -11,7 +11,12 @@ from fedjax_ssl import losses
 from fedjax_ssl.core import knobs
 from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import Federation, Method, Task
-from fedjax_ssl.methods.parts import averaging, network, objective
+from fedjax_ssl.methods.parts import (
+  assemble,
+  averaging,
+  network,
+  objective,
+)
 
 
 @knobs.checked(mapping=knobs.word('convex', 'linear'),
@@ -65,10 +70,6 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
         jax.nn.one_hot(memory, task.num_classes).sum(0), threshold=threshold,
         mapping=mapping, num_unused=(memory == -1).sum())
 
-  def pseudo_label(record, memory, inputs):
-    return losses.pseudo_label(task.apply(record.model, inputs),
-                               threshold=thresholds(memory.kept))
-
   def loss_fn(model, given, batch, key):
     memory, rows = given.memory, batch.unlabeled
     weak, (labeled, strong), stats = network.forward_views(
@@ -88,4 +89,5 @@ def flexmatch(task: Task, *, threshold: float = 0.95, mapping: str = 'convex',
   return averaging.averaging(
       task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
       labeled_client_weight=labeled_client_weight, keep_local=keep_local,
-      remember=remember, pseudo_label=pseudo_label)
+      remember=remember, pseudo_label=assemble.confident_labels(
+          task, lambda memory: thresholds(memory.kept)))

@@ -27,7 +27,12 @@ from fedjax_ssl.core import checks, knobs
 from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.core.types import Federation, Method, Task
 from fedjax_ssl.losses import moving
-from fedjax_ssl.methods.parts import averaging, network, objective
+from fedjax_ssl.methods.parts import (
+  assemble,
+  averaging,
+  network,
+  objective,
+)
 
 
 class Seen(NamedTuple):
@@ -128,10 +133,6 @@ def freematch(task: Task, *, decay: float = 0.999,
     return clipped(losses.freematch_thresholds(seen.confidence, seen.shares),
                    'classes')
 
-  def pseudo_label(record, memory, inputs):
-    return losses.pseudo_label(task.apply(record.model, inputs),
-                               threshold=thresholds(memory.kept))
-
   def loss_fn(model, given, batch, key):
     rows = batch.unlabeled
     weak, (labeled, strong), stats = network.forward_views(
@@ -155,4 +156,5 @@ def freematch(task: Task, *, decay: float = 0.999,
   return averaging.averaging(
       task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
       labeled_client_weight=labeled_client_weight, keep_local=keep_local,
-      remember=remember, pseudo_label=pseudo_label)
+      remember=remember, pseudo_label=assemble.confident_labels(
+          task, lambda memory: thresholds(memory.kept)))

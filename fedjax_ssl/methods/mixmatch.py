@@ -132,8 +132,7 @@ def mixmatch(task: Task, *, profile: str = 'fedssl', num_views: int = 2,
   """
   chosen = checks.profile(_PROFILES, profile, ramp=ramp,
                           unlabeled_weight=unlabeled_weight)
-  # Draws of a Beta not far below this are NaN.
-  knobs.require('alpha', alpha, knobs.Bound(1e-30 if alpha else 0))
+  knobs.check_mixing(alpha)
   if chosen['ramp']:
     task.horizon(f'ramp={chosen["ramp"]}')
   s = _Settings(num_views, temperature, alpha, **chosen)
@@ -163,13 +162,13 @@ def _blended(s: _Settings, parts: list[_Targeted], key: jax.Array
   groups = [parts] if s.across else [[part] for part in parts]
   out: list[tuple[jax.Array, jax.Array]] = []
   for group, k in zip(groups, jax.random.split(key, len(groups)), strict=True):
-    whole = network.joined([batch for batch, _ in group])
+    batches = [batch for batch, _ in group]
+    whole = network.joined(batches)
     targets = jnp.concatenate([target for _, target in group])
     inputs, targets = mix(k, whole.inputs, targets, whole.mask, alpha=s.alpha,
                           dominant=s.dominant)
-    sizes = [batch.mask.shape[0] for batch, _ in group]
-    cuts = [sum(sizes[:i + 1]) for i in range(len(sizes) - 1)]
-    out += zip(jnp.split(inputs, cuts), jnp.split(targets, cuts), strict=True)
+    out += zip(*(network.parted(rows, batches) for rows in (inputs, targets)),
+               strict=True)
   return out
 
 

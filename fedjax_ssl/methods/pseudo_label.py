@@ -14,14 +14,10 @@ from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.methods.parts import assemble, averaging, network, objective
 
 
-def _only(form: str, bound: knobs.Bound) -> knobs.Bound:
-  return bound._replace(needs=knobs.Needs('form', (form,)))
-
-
 @knobs.checked(form=knobs.word('soft', 'hard'), **{
-    **{knob: _only('soft', knobs.BOUNDS[knob])
+    **{knob: knobs.only('form', 'soft', knobs.BOUNDS[knob])
        for knob in ('num_views', 'temperature')},
-    **{knob: _only('hard', knobs.BOUNDS[knob])
+    **{knob: knobs.only('form', 'hard', knobs.BOUNDS[knob])
        for knob in ('threshold', 'ramp')}})
 def pseudo_label(task: Task, *, form: str = 'soft', num_views: int = 2,
                  temperature: float = 0.5, threshold: float = 0.95,

@@ -88,9 +88,8 @@ def _init(task: Task, key: jax.Array, federation: Federation
           ) -> tuple[Server, PyTree]:
   model = assemble.new_model(task, key)
   zeros = tree.zeros_like(model.params)
-  tables = (federation.clients if federation.stream is None
-            else federation.stream)
-  has_labels = jnp.asarray(tables.num_labeled) > 0  # [N], of a stream [T, N].
+  # [N], of a stream [T, N].
+  has_labels = jnp.asarray(federation.tables.num_labeled) > 0
   count = has_labels.reshape(-1, federation.num_clients).any(0).sum()
   return (Server(model, zeros, jnp.maximum(count, 1).astype(jnp.float32)),
           tree.repeat(zeros, federation.num_clients))

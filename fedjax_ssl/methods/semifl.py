@@ -104,8 +104,7 @@ def semifl(task: Task, *, threshold: float = 0.95, alpha: float = 0.75,
   Raises:
     ValueError: for an unknown choice or a number out of range.
   """
-  # Draws of a Beta not far below this are NaN.
-  knobs.require('alpha', alpha, knobs.Bound(1e-30 if alpha else 0))
+  knobs.check_mixing(alpha)
   s = alternate.Settings(
       server_momentum=server_momentum, clip_norm=clip_norm,
       keep_momentum=keep_momentum, stats_clients=stats_clients,

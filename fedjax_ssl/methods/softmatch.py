@@ -78,7 +78,7 @@ def renewed(seen: Seen, probabilities: jax.Array, mask: jax.Array, *,
 
 @knobs.checked(
     decay=knobs.AVERAGE,
-    moments=knobs.Word(('aligned', 'raw'), knobs.Needs('align', (True,))),
+    moments=knobs.only('align', True, knobs.word('aligned', 'raw')),
     num_sigmas=knobs.Bound(cases=(knobs.at(0, 'every row counts the same'),)))
 def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
               align: bool = True, moments: str = 'aligned',

@@ -87,7 +87,7 @@ def steadymatch(task: Task, *, threshold: float = 0.9,
   averages = decay > 0 and local_share < 1
   loss_fn = averaging.keeping_stats(
       task, _loss_fn(task, threshold, unlabeled_weight, local_share))
-  streams = 'both' if task.labels_at == 'clients' else 'unlabeled'
+  streams = task.client_streams
 
   def init(key: jax.Array, federation: Federation) -> tuple[Any, Any]:
     del federation

@@ -117,7 +117,7 @@ def filled(model: types.Model, params: Any) -> Any:
   Networks give features on their way to logits, so they need one.
   """
   path = place(model)
-  shapes = at(jax.eval_shape(model.init, jax.random.key(0)).params, path)
+  shapes = at(model.shapes().params, path)
   return put(params, path, jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype), shapes))
 

@@ -266,7 +266,7 @@ def grids_of(runs: Sequence[stored_runs.Run], options: Options
   against = pairs.references(runs, stored_runs.compared(runs),
                              options.reference)
   compared = pairs.compared(
-      runs, against, [] if options.reference else pairs.at_their_best(runs))
+      against, [] if options.reference else pairs.at_their_best(runs))
   grids = {'table': tables.main_table(runs, options.columns),
            'differences': tables.difference_table(runs, compared),
            'clients': tables.client_table(runs, against)}

@@ -259,12 +259,10 @@ def _highest(runs: Sequence[stored_runs.Run], some: Sequence[int], key: str
   return max(means, key=lambda i: means[i], default=None)
 
 
-def compared(runs: Sequence[stored_runs.Run], references: Sequence[int],
-             more: Sequence[Pair]) -> list[Pair]:
+def compared(references: Sequence[int], more: Sequence[Pair]) -> list[Pair]:
   """Returns a pair for each run that has a reference, then those beside.
 
   Args:
-    runs: that are compared.
     references: of each run, see `references`; its own index if it has none.
     more: as `at_their_best` gives them.
   """

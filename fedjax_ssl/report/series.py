@@ -118,10 +118,11 @@ def _lines(runs: Sequence[stored_runs.Run], percent: bool,
 def _curves(runs: Sequence[stored_runs.Run], plan: names.Plan, metric: str
             ) -> Chart | None:
   """Makes the chart of a metric against rounds; None if no run has it."""
-  percent = metric_names.kind(metric) == 'share'
+  scale = metric_names.scale(metric)
+  percent = scale == 100
   def read(run):
     found = summary.curve(run.seeds, metric)
-    return found and (found[0], found[1] * (100 if percent else 1))
+    return found and (found[0], found[1] * scale)
   lines = _lines(runs, percent, read)
   return Chart(
       metric, metric.replace('_', ' '), 'round',

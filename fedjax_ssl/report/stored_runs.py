@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.core import bounds as bounds_lib
-from fedjax_ssl.core import flag_kinds
+from fedjax_ssl.core import flag_kinds, run_files
 from fedjax_ssl.papers import cells as papers
 from fedjax_ssl.papers import flags as paper_flags
 from fedjax_ssl.report import names, text, verdict
@@ -443,8 +443,7 @@ def outcome(rows: Sequence[Row]) -> dict[str, Any]:
   summary = summary_lib.summary(rows)
   last = {k: v for k, v in rows[-1].items()
           if k not in ('round', 'seed') and not isinstance(v, list)}
-  last |= {k: summary[k] for k in ('bytes_up', 'bytes_down', 'num_rejected')
-           if k in summary}
+  last |= {k: summary[k] for k in run_files.SUMMED if k in summary}
   last |= {k: v for k in ('cost_up', 'cost_down')
            if (v := _cost(rows, k)) is not None}
   return {'final': summary['final'], 'tail': summary['tail'],

@@ -10,9 +10,6 @@ from typing import Any
 from fedjax_ssl.report import study, summary, text, verdict
 from fedjax_ssl.training import environment
 
-# Numbers that only some studies have; all others stand in the JSON file.
-_MORE = ('local_accuracy', 'cost_up', 'cost_down', 'epsilon')
-
 
 @contextlib.contextmanager
 def reading(file: pathlib.Path) -> Iterator[dict[str, Any]]:
@@ -47,7 +44,7 @@ def table(file: pathlib.Path) -> tuple[str, str]:
 def _table(file: pathlib.Path, stored: Mapping[str, Any]
            ) -> tuple[str, str]:
   runs = stored['runs']
-  more = [name for name in _MORE
+  more = [name for name in study.MORE
           if any(any(run.get(name) or ()) for run in runs)]
   commits = sorted({environment.commit(r['environment']) for r in runs})
   lines = ['| run | method | labels | seeds | rounds | final | tail | '
@@ -62,7 +59,8 @@ def _table(file: pathlib.Path, stored: Mapping[str, Any]
           for k in ('final', 'tail', 'selected')),
         *(_extra(run, name) for name in more)]))
   lines += ['', 'Test accuracy in percent, mean ± standard deviation over '
-            'seeds; tail is the mean of the last 5 evaluations'
+            'seeds; tail is the mean of the last '
+            f'{summary.TAIL} evaluations'
             + ('; costs are percent of one dense model' if 'cost_up' in more
                else '') + f'. Commit {", ".join(commits)}. '
             f'[{file.name}]({file.name}) has every flag, seed, machine and '
@@ -80,11 +78,7 @@ def footnotes(verdicts: Iterable[tuple[str, Sequence[verdict.Verdict | None]]]
 
 
 def _extra(run: Mapping[str, Any], name: str) -> str:
-  """A number of `_MORE`; empty where the run has none."""
-  values = run.get(name) or []
-  if name == 'local_accuracy':
-    return summary.percent(values) if any(values) else ''
-  if name == 'epsilon':
-    return study.spent(run)
-  known = [v for v in values if v is not None]
-  return f'{sum(known) / len(known):.4g}' if known else ''
+  """Formats a number of `study.MORE`; empty where the run has none."""
+  # A private run without a number is one without a bound, which is said.
+  known = any(v is not None for v in run.get(name) or ())
+  return study.more(run, name) if known or name == 'epsilon' else ''

@@ -19,7 +19,7 @@ from fedjax_ssl.report import (
   tradeoff,
   verdict,
 )
-from fedjax_ssl.report.text import line, plain
+from fedjax_ssl.report.text import by_text, line, plain
 from fedjax_ssl.training import (
   command,
   environment,
@@ -31,10 +31,10 @@ from fedjax_ssl.training import (
 _SHOWN = ('final', 'tail', 'selected')
 # Work and traffic, per client and round.
 _COSTS = ('models_sent', 'forward_passes', 'backward_passes')
-# Also in the file, and in the table where a run has something to say.
-_MORE = ('epsilon',)
 _LOCAL = 'local_accuracy'
 _DENSE = ('cost_up', 'cost_down')  # Percent of one dense model, FedMatch's.
+# In a table where a run has something to say.
+MORE = (_LOCAL, 'epsilon', *_DENSE)
 
 
 def read(folders: str | Sequence[str], columns: Sequence[str] = ()
@@ -120,7 +120,7 @@ def _row(run: stored_runs.Run, columns: Sequence[str]) -> dict[str, Any]:
       'notes': [*run.notes(paper=False), *filter(None, [run.few_rows])],
       'seconds': run.seconds,
       **{name: [s.get(name) for s in summaries]
-         for name in (*_SHOWN, *_MORE, 'verdict')},
+         for name in (*_SHOWN, 'epsilon', 'verdict')},
       **{name: [rows[-1].get(name) for rows in seeds]
          for name in (*_COSTS, _LOCAL)},
       'columns': {name: [summary.last(rows, name) for rows in seeds]
@@ -153,16 +153,16 @@ def _mean(values: Sequence[float | None]) -> str:
   return f'{sum(known) / len(known):.4g}' if known else '-'
 
 
-def _more(row: dict[str, Any], name: str) -> str:
-  """Formats a cell of a column that only some tables have."""
+def more(row: Mapping[str, Any], name: str) -> str:
+  """Formats a cell of a column of `MORE`, whose number the row has."""
   if name == _LOCAL:
     return summary.percent(row[name])
   if name in _DENSE:
     return _mean(row[name])
-  return spent(row)
+  return _spent(row)
 
 
-def spent(row: Mapping[str, Any]) -> str:
+def _spent(row: Mapping[str, Any]) -> str:
   """Formats the epsilon of a row, the largest of its seeds; '' without one."""
   values = row.get('epsilon') or [None]
   # A method of a user's own has told that it is private by reporting one.
@@ -217,11 +217,8 @@ def _other(rows: list[dict[str, Any]], part: str,
 
 def _notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
   """Returns a line for all runs with the same notes."""
-  said: dict[str, list[str]] = {}
-  for row in rows:
-    if row.get('notes'):
-      said.setdefault('; '.join(row['notes']), []).append(row['run'])
-  return [f'{", ".join(runs)}: {text}.' for text, runs in said.items()]
+  return by_text((row['run'], '; '.join(row.get('notes') or ()))
+                 for row in rows)
 
 
 def _told(key: str, values: Mapping[str, Any]) -> dict[str, str]:
@@ -271,7 +268,7 @@ def markdown(rows: list[dict[str, Any]], note: str,
       known. Flags with these values are left out.
   """
   lines = [note, ''] if note else []
-  extra = [name for name in (_LOCAL, *_MORE, *_DENSE)
+  extra = [name for name in MORE
            if any(any(r[name]) for r in rows)
            or name == 'epsilon' and any(
                noisy_networks(row['method']) for row in rows)]
@@ -291,7 +288,7 @@ def markdown(rows: list[dict[str, Any]], note: str,
              '-' if row['seconds'] is None else f'{row["seconds"]:.0f}',
              *(_mean(row[name]) for name in _COSTS),
              *(summary.mean_std(row['columns'][name]) for name in asked),
-             *(_more(row, name) for name in extra)]
+             *(more(row, name) for name in extra)]
     lines.append(line(cells))
   facts = ', '.join(f'{k} {v}' for k, v in _same(
       rows, 'environment').items())

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, run_files
 from fedjax_ssl.report import canvas, verdict
 from fedjax_ssl.training import metric_names, metrics
 
@@ -122,7 +122,7 @@ def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
       'loss': rows[-1].get('loss'),
       'verdict': verdict.of(rows[-1]),
   }
-  for name in ('bytes_up', 'bytes_down', 'num_rejected'):
+  for name in run_files.SUMMED:
     if any(name in row for row in rows):
       result[name] = sum(row.get(name, 0) for row in rows)
   if 'epsilon' in rows[-1]:
@@ -155,7 +155,7 @@ def last(rows: Sequence[Row], name: str) -> float | None:
   value = rows[-1].get(name)
   if not isinstance(value, int | float):
     return None
-  return 100 * value if metric_names.kind(name) == 'share' else value
+  return metric_names.scale(name) * value
 
 
 def check_columns(columns: Sequence[str], runs: Runs) -> None:
@@ -174,16 +174,13 @@ def check_columns(columns: Sequence[str], runs: Runs) -> None:
           f'{", ".join(sorted(known)) or "none"}.')
 
 
-def table(runs: Runs, *, columns: Sequence[str] = (),
-          nominal: Collection[str] = ()) -> str:
+def table(runs: Runs, *, nominal: Collection[str] = ()) -> str:
   """Makes a Markdown table of test accuracies in percent, mean ± std.
 
   The standard deviation is that of a sample (n - 1); one seed has none.
 
   Args:
     runs: by name, one list of rows for each seed, as `load` gives.
-    columns: metrics of the last row that get a column too, such as
-      'macro_recall' and 'auc'.
     nominal: names of runs whose epsilon guarantees nothing.
 
   Returns:
@@ -192,14 +189,9 @@ def table(runs: Runs, *, columns: Sequence[str] = (),
     If any run reports epsilon, a last column shows the largest over its seeds.
     Accuracies of a name with a seed that diverged or guesses have a mark, and
     a footnote below says what was found.
-
-  Raises:
-    ValueError: for a column that no run has.
   """
-  check_columns(columns, runs)
   head = ['method', 'seeds', 'rounds',
-          *(title.format(tail=TAIL) for title in COLUMNS.values()),
-          *map(label, columns)]
+          *(title.format(tail=TAIL) for title in COLUMNS.values())]
   body: list[list[str]] = []
   spent: list[str] = []
   verdicts: dict[str, list[verdict.Verdict | None]] = {}
@@ -211,8 +203,7 @@ def table(runs: Runs, *, columns: Sequence[str] = (),
         name, str(len(seeds)),
         '-'.join(str(r) for r in sorted({rounds[0], rounds[-1]})),
         *(verdict.marked(percent([r[c] for r in results]), found)
-          for c in COLUMNS),
-        *(mean_std([last(rows, c) for rows in seeds]) for c in columns)])
+          for c in COLUMNS)])
     spent.append(epsilon([r.get('epsilon') for r in results], name in nominal)
                  if any('epsilon' in r for r in results) else '')
   if any(spent):
@@ -266,7 +257,7 @@ def curves(runs: Runs, *, panels: Sequence[str] = ('accuracy', 'loss')) -> Any:
   handles = {}
   all_axes = chart.subplots(1, len(drawn), squeeze=False)[0]
   for axes, (panel, lines) in zip(all_axes, drawn.items(), strict=True):
-    scale = 100 if metric_names.kind(panel) == 'share' else 1
+    scale = metric_names.scale(panel)
     for name, (rounds, values) in lines.items():
       values = values * scale
       mean = values.mean(axis=0)

@@ -17,7 +17,7 @@ from fedjax_ssl.report import (
   summary,
   verdict,
 )
-from fedjax_ssl.report.text import as_csv
+from fedjax_ssl.report.text import as_csv, by_text
 from fedjax_ssl.training import metric_names
 
 
@@ -133,12 +133,10 @@ def _spent(method: str, outcomes: Sequence[dict[str, Any]]) -> str:
 
 def _few_rows(runs: Sequence[stored_runs.Run]) -> list[str]:
   """Says which runs have few validation rows; of all of them without names."""
-  said: dict[str, list[str]] = {}
-  for run in runs:
-    if run.few_rows:
-      said.setdefault(run.few_rows, []).append(run.name)
-  return [f'{"" if len(found) == len(runs) else ", ".join(found) + ": "}{text}.'
-          for text, found in said.items()]
+  said = {run.few_rows for run in runs}
+  if len(said) == 1 and all(said):
+    return [f'{said.pop()}.']
+  return by_text((run.name, run.few_rows) for run in runs)
 
 
 def _paper(run: stored_runs.Run) -> Value:

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 import csv
 import io
 
+from fedjax_ssl.core import checks
+
 
 def plain(text: str) -> str:
   """Returns the text with `?` for characters that UTF-8 cannot encode.
@@ -23,7 +25,20 @@ def of_error(error: ValueError | OSError) -> str:
   """Says on one line why something cannot be read."""
   if isinstance(error, OSError) and error.filename and error.strerror:
     return f'{error.filename} cannot be read: {error.strerror}.'
-  return ' '.join(str(error).split())
+  return checks.one_line(error)
+
+
+def by_text(pairs: Iterable[tuple[str, str]]) -> list[str]:
+  """Returns lines such as 'a, b: text.', one for all names of the same text.
+
+  Args:
+    pairs: a name and its text each; those without a text are left out.
+  """
+  said: dict[str, list[str]] = {}
+  for name, text in pairs:
+    if text:
+      said.setdefault(text, []).append(name)
+  return [f'{", ".join(names)}: {text}.' for text, names in said.items()]
 
 
 def as_csv(rows: Iterable[Sequence[object]]) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import re
 from typing import Any, NamedTuple
 
+from fedjax_ssl.report.text import by_text
+
 DIVERGED = 'diverged'
 # Untrained networks do so as well as collapsed ones: it says what was seen.
 ONE_CLASS = 'one class'
@@ -173,11 +175,7 @@ def legend(runs: Iterable[Sequence[Verdict | None]]) -> list[str]:
 def footnotes(runs: Iterable[tuple[str, Sequence[Verdict | None]]]
               ) -> list[str]:
   """Explains marks below a table: one line for all names with the same note."""
-  said: dict[str, list[str]] = {}
-  for name, verdicts in runs:
-    if text := note(verdicts):
-      said.setdefault(text, []).append(name)
-  return [f'{", ".join(names)}: {text}.' for text, names in said.items()]
+  return by_text((name, note(verdicts)) for name, verdicts in runs)
 
 
 def marked(text: str, verdicts: Sequence[Verdict | None]) -> str:

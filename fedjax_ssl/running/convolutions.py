@@ -113,7 +113,7 @@ def _measured(options: Config, given: Choice, dataset: data.Dataset,
         found, conv_measure.Load(rows, clients * seeds, options.compute_dtype),
         _path(), machine=machine, only=forms, until=until, again=again)
   if given.client_map == 'auto' and not given.chunk_size:
-    model = jax.eval_shape(task.model.init, jax.random.key(0))
+    model = task.model.shapes()
     alike = seeds > 1 or options.aggregation_order == 'fixed' and (
         each * tree.num_bytes(model) > _KEPT)
     return searched(measured, each, client_steps.equal(each) if alike else
@@ -192,7 +192,7 @@ def layers(task: Task, inputs: Any) -> list[conv.Layer]:
     task: the static choices.
     inputs: one row or more, as the data hold them; only their shape is read.
   """
-  model = jax.eval_shape(task.model.init, jax.random.key(0))
+  model = task.model.shapes()
   return conv_measure.layers_of(task.apply, model, inputs)
 
 

@@ -35,6 +35,11 @@ def reads(deal: Deal) -> frozenset[str]:
   return getattr(deal, 'reads', frozenset(SKEWS))
 
 
+def rule_of(deal: Deal) -> str:
+  """Returns a deal's rule of `check_labels`, '' if it does not say."""
+  return getattr(deal, 'rule', '')
+
+
 def check_asked(deal: Deal, options: Config) -> None:
   """Raises FieldError for labels that no data would fit.
 
@@ -42,7 +47,7 @@ def check_asked(deal: Deal, options: Config) -> None:
   """
   if options.partition != 'setting' or options.partition_file:
     return
-  rule, holders = getattr(deal, 'rule', ''), options.num_labeled_clients
+  rule, holders = rule_of(deal), options.num_labeled_clients
   if rule == 'pool' and options.labels_at == 'clients' and (
       0 <= holders < options.num_clients):
     raise FieldError('num_labeled_clients', holders, 'here labels are dealt to '

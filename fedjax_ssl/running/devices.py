@@ -11,6 +11,7 @@ import traceback
 import jax
 
 from fedjax_ssl.config import Config, FieldError
+from fedjax_ssl.core import checks, client_map
 from fedjax_ssl.training import environment, processes
 
 # By option, the environment variable that replaces it if it is left out.
@@ -147,7 +148,7 @@ def _end_alone(error: BaseException) -> None:
   elif isinstance(error, ValueError | OSError | MemoryError |
                   jax.errors.JaxRuntimeError):
     code = 2
-    print(f'error: {" ".join(str(error).split())}\nProcess '
+    print(f'error: {checks.one_line(error)}\nProcess '
           f'{processes.index()} of {processes.count()} ends here; the loss of '
           'another one shows so too. The same commands continue from the '
           'newest checkpoint.', file=sys.stderr)
@@ -164,5 +165,5 @@ def mesh(wanted: int) -> jax.sharding.Mesh | None:
   if len(found) == 1:
     return None
   return jax.make_mesh(
-      (len(found),), ('clients',), devices=found,
+      (len(found),), (client_map.AXIS,), devices=found,
       axis_types=(jax.sharding.AxisType.Auto,))

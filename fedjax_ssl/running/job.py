@@ -119,7 +119,7 @@ def build(dataset: data.Dataset, dealt: Mapping[int, data.Partition], name: str,
   except TypeError as error:
     raise _knob_error(error, spec) from error
   facts = _facts(dataset, dealt, options, spec, task, federations[0], origin)
-  params = jax.eval_shape(task.model.init, jax.random.key(0)).params
+  params = task.model.shapes().params
   job = Job(
       name=name, folder=folder, options=options, facts=facts, spec=spec,
       method=made, federations=federations, seeds=list(dealt),
@@ -258,7 +258,7 @@ def _spec(dataset: data.Dataset, federations: list[Any], options: Config
           ) -> task_lib.TaskSpec:
   capacity = 0
   if not options.unlabeled_batch:
-    parts = [f.clients if f.stream is None else f.stream for f in federations]
+    parts = [f.tables for f in federations]
     capacity = batching.unlabeled_capacity(
         np.stack([part.num_labeled for part in parts]),
         np.stack([part.num_unlabeled for part in parts]),

@@ -18,6 +18,7 @@ from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config
 from fedjax_ssl.core import (
   bounds,
+  checks,
   imports,
   run_files,
 )
@@ -190,7 +191,7 @@ def note_unread(setting: Setting, options: Config, dataset: data.Dataset
         f'--dataset={options.dataset} comes with the library; --dataset=NAME '
         'and --data_dir=DIR train on your own data.')
   if given & {'num_labeled_clients'} and options.labels_at == 'server' and (
-      getattr(setting.deal, 'rule', '') == 'pool'):
+      dealing.rule_of(setting.deal) == 'pool'):
     processes.note(
         f'--num_labeled_clients={options.num_labeled_clients} does nothing: '
         'the server has all labels.')
@@ -377,7 +378,7 @@ def draw(workdir: pathlib.Path, runs: dict[str, list[Any]]) -> None:
   try:
     canvas.write(summary.curves(runs), workdir / 'curves.png')
   except OSError as error:  # Matplotlib's, which finds no room for its cache.
-    processes.note(f'curves.png is not drawn: {" ".join(str(error).split())}')
+    processes.note(f'curves.png is not drawn: {checks.one_line(error)}')
 
 
 def _new_workdir(name: str) -> str:

@@ -99,8 +99,7 @@ def is_idle(job: Job) -> bool:
 def _steps_of(job: Job, work: noting.Work) -> list[int]:
   """Steps of a pass, of each client that takes any, in all federations."""
   run = jax.jit(jax.vmap(work))
-  return [step for f in job.federations for step in _of_clients(
-      run, f.clients if f.stream is None else f.stream)]
+  return [step for f in job.federations for step in _of_clients(run, f.tables)]
 
 
 def _of_clients(run: noting.Work, shards: Shard) -> list[int]:

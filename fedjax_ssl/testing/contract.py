@@ -20,14 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import methods
-from fedjax_ssl.core import noting, sampling, tree
+from fedjax_ssl.core import noting, run_files, sampling, tree
 from fedjax_ssl.core.types import (
   Cohort,
   Context,
   Federation,
   Method,
   Ratio,
-  SUMMED,
   Task,
   Update,
 )
@@ -222,7 +221,7 @@ def state_keeps_its_form_and_metrics_are_finite(one: CohortRunner) -> None:
   chex.assert_tree_all_finite((state, totals))
   assert int(state.round) == 3 and float(totals.rounds) == 3
   whole = {k for k, v in totals.sums.items() if isinstance(v, Ratio)}
-  row = {name: value / (1 if name in {*whole, *SUMMED} else 3)
+  row = {name: value / (1 if name in {*whole, *run_files.SUMMED} else 3)
          for name, value in toy.means(totals.sums).items()}
   metrics.validate(metrics.to_plain({'round': 3, **row}))
   moved = jax.tree.map(np.not_equal, *map(_record, (state, one.start[0])))

@@ -140,6 +140,11 @@ def kind(name: str) -> str:
   return METRICS[name].kind if name in METRICS else 'number'
 
 
+def scale(name: str) -> int:
+  """Returns what a metric is multiplied by to be shown, 100 for a share."""
+  return 100 if kind(name) == 'share' else 1
+
+
 def rank(name: str) -> tuple[int, str]:
   """Returns the key by which names are sorted in a row."""
   return _RANKS.get(name, len(_RANKS)), name

@@ -23,7 +23,7 @@ from typing import Any
 from absl import logging
 import numpy as np
 
-from fedjax_ssl.core import disk, run_files
+from fedjax_ssl.core import checks, disk, run_files
 from fedjax_ssl.training import metric_names, trackers, trusted_rows
 from fedjax_ssl.training.checkpoint import sealed
 
@@ -413,4 +413,4 @@ def _mirror(name: str, folder: pathlib.Path, config: Mapping[str, Any],
   except Exception as error:  # Each client has errors of its own.
     hint = ' Or set WANDB_MODE=offline.' if name == 'wandb' else ''
     raise MetricsError(f'track: {name} cannot be opened: '
-                       f'{" ".join(str(error).split())}{hint}') from error
+                       f'{checks.one_line(error)}{hint}') from error

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from fedjax_ssl.core import checks
 from fedjax_ssl.training import changes
 
 T = TypeVar('T')
@@ -106,7 +107,7 @@ def once(work: Callable[[], T]) -> T:
     try:
       outcome = {'value': work()}
     except Exception as error:  # The others must not wait for ever.
-      outcome = {'error': _words(error)}
+      outcome = {'error': checks.one_line(error)}
   outcome = json.loads(share(json.dumps(outcome).encode()))
   if 'error' in outcome:
     raise AgreedError(outcome['error'])
@@ -133,7 +134,7 @@ def together(work: Callable[[], T]) -> T:
   try:
     result = work()
   except Exception as error:
-    text = _words(error)
+    text = checks.one_line(error)
   raw = text.encode()[:_WORDS]
   said = gather([*raw.ljust(_WORDS, b'\0')])
   for process, codes in enumerate(said):
@@ -167,7 +168,3 @@ def check_same(value: Mapping[str, Any], what: str) -> None:
       raise ValueError(f'it was started with other {what} than process 0: '
                        f'{difference}.')
   together(compare)
-
-
-def _words(error: Exception) -> str:
-  return ' '.join(str(error).split()) or type(error).__name__

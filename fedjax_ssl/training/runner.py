@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 import numpy as np
 
-from fedjax_ssl.core import tree
+from fedjax_ssl.core import run_files, tree
 from fedjax_ssl.core.types import (
   Federation,
   Method,
@@ -19,7 +19,6 @@ from fedjax_ssl.core.types import (
   PyTree,
   Ratio,
   State,
-  SUMMED,
 )
 from fedjax_ssl.data import federation as federations_lib
 from fedjax_ssl.training import client_rows, evaluate, sharding
@@ -105,7 +104,7 @@ def _to_row(round_: int, seed: int, totals: Totals, scores: Metrics) -> Row:
     if isinstance(value, Ratio):  # NaN without rows, which becomes null.
       with np.errstate(invalid='ignore'):
         return value.total / value.rows
-    return value if name in SUMMED else value / rounds
+    return value if name in run_files.SUMMED else value / rounds
   means = {name: mean(name, v) for name, v in totals.sums.items()}
   return Row(round_, seed, {**means, **scores})
 

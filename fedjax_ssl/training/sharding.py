@@ -29,9 +29,9 @@ def _put(x: Any, sharding: NamedSharding) -> jax.Array:
 
 def whole(x: PyTree, mesh: Mesh | None) -> PyTree:
   """Puts a tree on every device of the mesh."""
-  if mesh is None:
+  everywhere = replicated(mesh)
+  if everywhere is None:
     return jax.tree.map(jax.numpy.asarray, x)
-  everywhere = NamedSharding(mesh, PartitionSpec())
   return jax.tree.map(lambda leaf: _put(leaf, everywhere), x)
 
 

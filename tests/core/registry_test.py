@@ -40,10 +40,10 @@ def test_a_written_text_is_read_as_what_it_was_made_of(knobs):
 
 def test_any_dict_can_be_added_to():
   rules: dict = {}
-  registry.register(rules, 'median', 'rule')(max)
+  registry.register(rules, 'median')(max)
   assert rules == {'median': max}
-  with pytest.raises(ValueError, match="rule 'median' is registered already"):
-    registry.register(rules, 'median', 'rule')(min)
+  with pytest.raises(ValueError, match="name 'median' is registered already"):
+    registry.register(rules, 'median')(min)
 
 
 def test_a_name_that_is_taken_is_refused_with_its_place():

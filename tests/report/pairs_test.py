@@ -80,7 +80,7 @@ def test_methods_are_compared_at_their_best(tmp_path):
   assert [pair[:2] for pair in best] == [(4, 1), (3, 1)]
   assert all('on the validation rows' in pair.note for pair in best)
   table = tables.difference_table(found, pairs.compared(
-      found, pairs.references(found, stored_runs.compared(found)), best))
+      pairs.references(found, stored_runs.compared(found)), best))
   says = {(row[0], row[1]): row[-1] for row in table.rows}
   one, two, *_, last = (run.name for run in found)
   assert says[last, two] == says[last, one] == 'higher'

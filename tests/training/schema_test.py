@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import methods, testing
-from fedjax_ssl.core.types import Ratio, SUMMED, Variables
+from fedjax_ssl.core import run_files
+from fedjax_ssl.core.types import Ratio, Variables
 from fedjax_ssl.methods import fedssl
 from fedjax_ssl.methods.parts import private_labels
 from fedjax_ssl.training import evaluate, loop, metric_names, metrics, runner
@@ -71,9 +72,9 @@ def form_of(name: str, place: str) -> dict[str, Any]:
 def test_the_table_itself():
   """Names are sorted, what adds up is counted, and heads tell the unit."""
   table = metric_names.METRICS
-  assert set(table) >= ALWAYS | GLOBAL | {*metrics.BETWEEN, *SUMMED}
+  assert set(table) >= ALWAYS | GLOBAL | {*metrics.BETWEEN, *run_files.SUMMED}
   assert {m.kind for m in table.values()} == {'count', 'number', 'share'}
-  assert all(metric_names.kind(name) == 'count' for name in SUMMED)
+  assert all(metric_names.kind(name) == 'count' for name in run_files.SUMMED)
   later = [name for name in table if name not in metric_names.ORDER]
   assert [*metric_names.ORDER, *later] == sorted(table, key=metric_names.rank)
   row = metrics.to_plain({'own': 2., 'auc': .5, 'round': 1, 'bytes_up': 3.})
@@ -91,7 +92,7 @@ def check(name: str, form: dict[str, Any]) -> None:
     shape = (toy.NUM_CLASSES,) if key.startswith('per_class') else ()
     for leaf in jax.tree.leaves(value):
       assert leaf.shape == shape and leaf.dtype == jnp.float32, (key, leaf)
-    if key in SUMMED:
+    if key in run_files.SUMMED:
       assert not isinstance(value, Ratio), f'{key} adds up over rounds'
   unknown = [n for n in form if n not in metric_names.METRICS and (
       n.endswith('_rate') or not re.search(rf'\b{n}\b', own_words(name)))]

@@ -280,6 +280,6 @@ def _rows(file: pathlib.Path) -> Iterator[dict[str, Any]]:
     yield row
 
 
-def tail(text: str, lines: int = 5) -> list[str]:
-  """Returns the last lines that are not blank, at most 400 characters each."""
-  return [line[:400] for line in text.splitlines() if line.strip()][-lines:]
+def tail(text: str) -> list[str]:
+  """Returns the last 5 lines that are not blank, the first 400 characters."""
+  return [line[:400] for line in text.splitlines() if line.strip()][-5:]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Examples
 from fedjax_ssl.data.datasets.files import check_parts
 from fedjax_ssl.data.files import DataError
@@ -52,9 +53,8 @@ def read_tfds(name: str, data_dir: str | os.PathLike[str] | None,
     builder = tfds.builder(tfds_name, data_dir=where)
   except (tfds.core.registered.DatasetNotFoundError, ImportError,
           ValueError) as error:
-    reason = str(error).strip().splitlines()
     raise DataError(f'{advice}; TensorFlow Datasets cannot give '
-                    f'{tfds_name!r} either ({reason[0] if reason else error})'
+                    f'{tfds_name!r} either ({checks.lines(error)[0]})'
                     ) from None
   try:
     splits = set(builder.info.splits)
@@ -76,10 +76,9 @@ def read_tfds(name: str, data_dir: str | os.PathLike[str] | None,
     raise
   except (NotImplementedError, AssertionError, OSError, ImportError,
           ValueError) as error:
-    reason = str(error).strip().splitlines()
     # Without --overwrite a set that is prepared in another format stays so.
     raise DataError(f'{prepare} --overwrite '
-                    f'({reason[0] if reason else error!r})') from None
+                    f'({checks.lines(error)[0] or repr(error)})') from None
 
 
 def _command(tfds_name: str, data_dir: str | os.PathLike[str] | None) -> str:

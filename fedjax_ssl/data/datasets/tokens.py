@@ -23,9 +23,9 @@ _FIRST = 2  # Token of a vocabulary's first word.
 _WORD = re.compile(r"[#@]?\w+(?:'\w+)?|[!?]+")
 
 
-def words(text: str, *, limit: int = MAX_TOKENS) -> list[str]:
+def words(text: str) -> list[str]:
   """Returns the first words of a text, in lower case; ! and ? are words."""
-  return _WORD.findall(text.lower())[:limit]
+  return _WORD.findall(text.lower())[:MAX_TOKENS]
 
 
 def vocabulary(texts: Sequence[str], *, size: int = VOCABULARY

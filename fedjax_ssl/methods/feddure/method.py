@@ -110,18 +110,15 @@ class _Settings(NamedTuple):
     return self.has_fine and self.keep_fine and not self.travels
 
 
-def _only(profile: str, bound: knobs.Bound) -> knobs.Bound:
-  return bound._replace(needs=knobs.Needs('profile', (profile,)))
-
-
 _OWN: dict[str, knobs.Bound | knobs.Word] = {
-    **{knob: _only('official', knobs.whole(least, knobs.STEPS))
+    **{knob: knobs.only('profile', 'official',
+                       knobs.whole(least, knobs.STEPS))
        for knob, least in {'fine_tune_steps': 0, 'main_steps': 1,
                            'warmup_steps': 0, 'wait_steps': 0}.items()},
-    'virtual_rate': _only('paper', knobs.Bound(cases=(
+    'virtual_rate': knobs.only('profile', 'paper', knobs.Bound(cases=(
         knobs.at(0, 'the virtual step is none'),))),
-    'hidden': _only('paper', knobs.BOUNDS['hidden']),
-    **{knob: knobs.Word(words, knobs.Needs('profile', ('paper',)))
+    'hidden': knobs.only('profile', 'paper', knobs.BOUNDS['hidden']),
+    **{knob: knobs.only('profile', 'paper', knobs.word(*words))
        for knob, words in {'detach': (), 'fine_input': regulation.FORMS,
                            'keep_fine': ()}.items()},
     'regulators': knobs.word(*REGULATORS),

@@ -253,7 +253,7 @@ def fedssl(task: Task, *, dp_scope: str | None = None, epsilon: float = 8.0,
   problem = gmixup.Problem(task, gan.make(width=gan_width), gmixup.Choices(
       num_views, sharpening, alpha, noise_size, use_real, use_rec, real_data,
       condition, rec_over, generator_loss, ramp))
-  streams = 'unlabeled' if plan or task.labels_at == 'server' else 'both'
+  streams = 'unlabeled' if plan else task.client_streams
   s = _Settings(problem, dp_scope, plan, streams, gan_rate, packed, weighting,
                 labeled_client_weight)
   return assemble.assemble(

@@ -25,11 +25,9 @@ from fedjax_ssl.core.types import (
   Method,
   Metrics,
   PyTree,
-  Ratio,
   Task,
   Update,
   Variables,
-  WORK,
 )
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.parts import (
@@ -121,8 +119,7 @@ def method(task: Task, s: Settings, client_update: Callable[..., Update],
       broadcast=lambda server, client_id, group: assemble.Server(server.model),
       on_labels=functools.partial(_fine_tune, task, s), labels_last=True,
       opening=_opening(task, s, renew), renew=renew,
-      work=lambda shard: batching.num_steps(
-          task, shard, labeling.streams(task)),
+      work=lambda shard: batching.num_steps(task, shard, task.client_streams),
       pseudo_label=pseudo_label, weigh=weigh)
 
 
@@ -167,11 +164,9 @@ def update(client: Client, received: Variables, learner: Learner,
   Returns:
     The update, with the share of rows that it trained on as `mask_rate`.
   """
-  sums = {name: metrics[name] + labeling_metrics[name] for name in WORK}
-  rate = Ratio(*(jnp.asarray(x, jnp.float32) for x in (
-      count, client.shard.num_unlabeled)))
+  all_metrics = labeling.metrics(client, count, metrics, labeling_metrics)
   return Update(tree.subtract(learner.model, received), weight, memory,
-                {**metrics, **sums, 'mask_rate': rate})
+                all_metrics)
 
 
 def _fine_tune(task: Task, s: Settings, record: Server, context: Context,

@@ -381,15 +381,22 @@ def statistics(task: Task) -> rounds.Pass:
       work=functools.partial(batching.num_steps, one_pass)))
 
 
-def confident_labels(task: Task, threshold: float, *, strict: bool = False
-                     ) -> Callable[..., Any]:
+def confident_labels(task: Task, threshold: float | Callable[[Any], Any], *,
+                     strict: bool = False) -> Callable[..., Any]:
   """Makes a `pseudo_label` that gives raw inputs their likeliest class.
 
-  The weight is 1 from the confidence `threshold` on, or with `strict` only
-  above it, else 0.
+  The weight is 1 from the confidence `threshold` on, else 0.
+
+  Args:
+    task: has the network.
+    threshold: a number; or a client's memory -> float32[C], one of each class.
+    strict: whether a confidence must be above a number.
   """
-  bar = jnp.nextafter(jnp.float32(threshold), 2) if strict else threshold
+  bar: Any = threshold
+  if strict and not callable(threshold):
+    bar = jnp.nextafter(jnp.float32(threshold), 2)
   def pseudo_label(record, memory, inputs):
-    del memory
-    return losses.pseudo_label(task.apply(record.model, inputs), threshold=bar)
+    return losses.pseudo_label(
+        task.apply(record.model, inputs),
+        threshold=bar(memory) if callable(bar) else bar)
   return pseudo_label

@@ -288,8 +288,8 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
     tells = None
   elif tells is not None and falls:
     raise ValueError('a server that tells something has no lr_decay.')
-  if task.labels_at == 'server' and streams == 'both':
-    streams = 'unlabeled'
+  if streams == 'both':
+    streams = task.client_streams
   s = _Settings(
       with_proximal_term(task, local_training.checked(loss_fn), server, mu),
       keeping_stats(task, server_loss or supervised(task)),

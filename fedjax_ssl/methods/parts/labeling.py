@@ -11,8 +11,10 @@ import jax.numpy as jnp
 
 from fedjax_ssl.core import local_training
 from fedjax_ssl.core.types import (
+  Array,
   Client,
   Metrics,
+  Ratio,
   Shard,
   Task,
   Variables,
@@ -55,11 +57,11 @@ def probabilities(task: Task, model: Variables, client: Client,
         'forward_passes': rows.mask.sum(), 'backward_passes': jnp.float32(0)}
 
   order_key, view_key = jax.random.split(key)
-  table, metrics = local_training.train(
+  table, found = local_training.train(
       step, jnp.zeros((size, task.num_classes)),
       batching.batches(once, client.train, client.shard, order_key,
                        'unlabeled'), view_key)
-  return table, {name: metrics[name] for name in WORK}
+  return table, {name: found[name] for name in WORK}
 
 
 def confidence_sum(
@@ -94,9 +96,24 @@ def confidence_sum(
       step, jnp.zeros(2, jnp.float32), made, step_key)[0]
 
 
-def streams(task: Task) -> str:
-  """Returns the `streams` of `batching.batches` that clients train on."""
-  return 'unlabeled' if task.labels_at == 'server' else 'both'
+def metrics(client: Client, count: Array, training: Metrics, passes: Metrics
+            ) -> Metrics:
+  """Returns the metrics of a client that labels once, then trains.
+
+  Args:
+    client: as it was before training.
+    count: int32[], unlabeled rows that it has trained on.
+    training: metrics of the training.
+    passes: those of `probabilities`.
+
+  Returns:
+    The training's with the work of both, and the share of rows that it has
+    trained on as `mask_rate`.
+  """
+  sums = {name: training[name] + passes[name] for name in WORK}
+  rate = Ratio(*(jnp.asarray(x, jnp.float32) for x in (
+      count, client.shard.num_unlabeled)))
+  return {**training, **sums, 'mask_rate': rate}
 
 
 class Kept(NamedTuple):
@@ -127,6 +144,6 @@ def kept(task: Task, client: Client, labels: jax.Array, mask: jax.Array,
   """
   shard, order = batching.narrowed(client.shard, mask)
   made = batching.batches(
-      task, client.train, shard, key, streams(task), client.round,
+      task, client.train, shard, key, task.client_streams, client.round,
       pseudo_labels=labels[order])
   return Kept(made, shard, order)

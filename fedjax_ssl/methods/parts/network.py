@@ -90,11 +90,11 @@ def forward_apart(task: Task, model: Variables, *views: Batch,
   return found, model.stats
 
 
-def parted(logits: jax.Array, views: Sequence[Batch]) -> list[jax.Array]:
-  """Splits the logits of joined views into those of each, float32[B, C]."""
+def parted(rows: jax.Array, views: Sequence[Batch]) -> list[jax.Array]:
+  """Splits what the rows of joined views have, as logits, into each view's."""
   ends = [sum(v.mask.shape[0] for v in views[:i + 1])
           for i in range(len(views) - 1)]
-  return jnp.split(logits, ends)
+  return jnp.split(rows, ends)
 
 
 def forward_with_features(task: Task, model: Variables, view: Batch, *,

@@ -42,7 +42,7 @@ from absl import logging
 import jax
 import numpy as np
 
-from fedjax_ssl.core import disk
+from fedjax_ssl.core import checks, disk
 from fedjax_ssl.training import processes
 from fedjax_ssl.training.checkpoint import manifest, sealed
 
@@ -357,7 +357,7 @@ def _one_line_if_it_fails() -> Iterator[None]:
     try:
       yield
     except Exception as error:
-      reason = _one_line(error)
+      reason = _cut(error)
     if reason:
       # Orbax's other tasks fail a little later, or when they are collected.
       gc.collect()
@@ -400,6 +400,6 @@ def _quiet() -> Iterator[None]:
       logger.removeFilter(keep)
 
 
-def _one_line(error: BaseException) -> str:
-  text = ' '.join(str(error).split()) or type(error).__name__
+def _cut(error: BaseException) -> str:
+  text = checks.one_line(error)
   return text if len(text) <= 200 else text[:197] + '...'
