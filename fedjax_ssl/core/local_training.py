@@ -59,12 +59,13 @@ class Given(NamedTuple):
       this round or an earlier one. Before its first step it is the client's row
       of what `remember` of `methods.parts.averaging.averaging` makes; None if
       the loss keeps nothing.
-    told: what the loss of the server's labels has kept, if the method sends it.
+    received: what the server sent beside the model; None if the method sends
+      nothing else.
   """
 
   anchor: Variables
   memory: PyTree = None
-  told: PyTree = None
+  received: PyTree = None
 
 
 class Aux(NamedTuple):
