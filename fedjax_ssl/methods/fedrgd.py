@@ -158,7 +158,7 @@ def fedrgd(task: Task, *, profile: str = 'paper', groups: int = 2,
     return Server(model, tree.repeat(model, groups)), ()
 
   def client_update(payload: Any, client: Client, key: jax.Array) -> Update:
-    model, metrics, _ = averaging.train_locally(
+    model, _, metrics = averaging.train_locally(
         task, loss_fn, payload.model, client.train, client.shard, client.round,
         key, streams)
     return Update(

@@ -107,7 +107,7 @@ def steadymatch(task: Task, *, threshold: float = 0.9,
     holds = client.shard.num_labeled > 0
     factor = (jnp.where(holds, 1.0, unlabeled_rate)
               if task.labels_at == 'clients' else jnp.float32(1))
-    model, metrics, _ = averaging.train_locally(
+    model, _, metrics = averaging.train_locally(
         task, loss_fn, payload.model, client.train, client.shard, client.round,
         key, streams, factor=factor,
         received=payload.teacher if averages else payload.model)

@@ -305,7 +305,7 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
 def _pretraining(task: Task, payload: Server, client: Client, key: jax.Array
                  ) -> _Trained:
   """Does a client's round in the first phase: FedAvg."""
-  model, metrics, _ = averaging.train_locally(
+  model, _, metrics = averaging.train_locally(
       task, _supervised(task), payload.model, client.train, client.shard,
       client.round, key, 'labeled')
   rows = jnp.asarray(client.shard.num_labeled)
@@ -375,7 +375,7 @@ def _tune(task: Task, s: _Settings, model: Variables, client: Client,
   shared = shared_layers.shared_layers(model.params, s.num_shared)
   def frozen(round_: Number) -> optax.GradientTransformation:
     return shared_layers.freeze(task.optimizer(round_), model.params, shared)
-  tuned, metrics, _ = averaging.train_locally(
+  tuned, _, metrics = averaging.train_locally(
       dataclasses.replace(task, optimizer=frozen) if s.frozen else task,
       _supervised(task), model, client.train, client.shard, client.round, key,
       'labeled')

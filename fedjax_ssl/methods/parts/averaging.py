@@ -83,7 +83,7 @@ def train_locally(task: Task, loss_fn: LossFn, model: Variables,
                   examples: Examples, shard: Shard, round_: Array,
                   key: jax.Array, streams: str, memory: PyTree = None, *,
                   factor: Array | None = None, received: PyTree = None
-                  ) -> tuple[Variables, Metrics, PyTree]:
+                  ) -> tuple[Variables, PyTree, Metrics]:
   """Trains a model for the local epochs of a client, or of the server.
 
   Args:
@@ -100,8 +100,8 @@ def train_locally(task: Task, loss_fn: LossFn, model: Variables,
     received: what the loss gets as `given.received`.
 
   Returns:
-    The trained model, the metrics of `core.local_training.train`, and what
-    the loss has kept after the last step.
+    The trained model, what the loss has kept after the last step, and the
+    metrics of `core.local_training.train`.
   """
   order_key, step_key = jax.random.split(key)
   optimizer = task.optimizer(round_)
@@ -123,7 +123,7 @@ def train_locally(task: Task, loss_fn: LossFn, model: Variables,
       local_training.start(model, optimizer, memory),
       batching.batches(task, examples, shard, order_key, streams, round_),
       step_key)
-  return learner.model, metrics, learner.memory
+  return learner.model, learner.memory, metrics
 
 
 def learned(task: Task, loss_fn: LossFn, model: Variables, context: Context,
@@ -145,7 +145,7 @@ def learned(task: Task, loss_fn: LossFn, model: Variables, context: Context,
     The trained model and what the loss has kept, or `model` and `last` if
     these are not finite; and the metrics of the server.
   """
-  trained, metrics, kept = train_locally(
+  trained, kept, metrics = train_locally(
       task, loss_fn, model, context.train, context.shard, context.round, key,
       'labeled', first, factor=factor)
   (model, kept), metrics = local_training.taken(
@@ -327,7 +327,7 @@ def _client_update(task: Task, s: _Settings, payload: Any, client: Client,
                    key: jax.Array) -> Update:
   memory = s.own(client.memory)
   first = memory.model if s.alone else payload.model
-  model, metrics, kept = train_locally(
+  model, kept, metrics = train_locally(
       task, s.client_loss, first, client.train, client.shard, client.round,
       key, s.streams, memory.model if s.sees_last else memory.kept,
       factor=client.memory.rate.factor if s.falls else None,

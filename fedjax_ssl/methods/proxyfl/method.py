@@ -353,7 +353,7 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   last = steps // task.epochs_a_round
   loss_fn = averaging.keeping_stats(
       task, _loss_fn(task, s, payload.prior, steps - last))
-  model, metrics, counted = averaging.train_locally(
+  model, counted, metrics = averaging.train_locally(
       task, loss_fn, payload.model, client.train, client.shard, client.round,
       key, 'both', _ClassCounts(jnp.int32(0), jnp.zeros(task.num_classes)))
   weight = client_weights.client_weight(
