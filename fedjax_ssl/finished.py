@@ -419,7 +419,7 @@ def _read(where: str | os.PathLike[str], facts: Mapping[str, Any]
             f'as in fedjax_ssl.task.REGISTRIES[{field!r}].register({name!r}); '
             f'a run with {field}="./FILE.py:{name}" finds it by itself'
         ) from None
-      values[field] = task_lib.renewed(field, values[field], chosen['knobs'])
+      values[field] = task_lib.restated(field, values[field], chosen['knobs'])
     if 'seeds' not in saved:
       raise KeyError('seeds')
     return task_lib.TaskSpec(**values), _federation_struct(saved['federation'])

@@ -190,10 +190,10 @@ def adamatch(task: Task, *, profile: str = 'paper',
       pseudo_label=pseudo_label)
 
 
-def renewed(seen: Seen, unlabeled: tuple[jax.Array, jax.Array],
-            labeled: tuple[jax.Array, jax.Array] | None,
-            received: LabeledSums | None, *, threshold: float, decay: float
-            ) -> Seen:
+def updated_averages(seen: Seen, unlabeled: tuple[jax.Array, jax.Array],
+                     labeled: tuple[jax.Array, jax.Array] | None,
+                     received: LabeledSums | None, *, threshold: float,
+                     decay: float) -> Seen:
   """Moves the means by a batch, and sets the batch's threshold.
 
   Args:
@@ -249,7 +249,7 @@ def _loss(task: Task, s: _Settings, model: Variables, given: Given,
   if blends:
     logits = _blended(task, model, known, logits, key)
   p = jax.nn.softmax(weak)
-  seen = renewed(
+  seen = updated_averages(
       given.memory, (p, rows.mask), (_softmax(logits[0]), known[0].mask)
       if known else None, given.received, threshold=s.threshold, decay=s.decay)
   labels = _labels(s, seen, p)

@@ -365,7 +365,7 @@ def _on_labels(task: Task, s: _Settings, ahead: int, record: Server,
 def _finish(task: Task, s: _Settings, server: Server, mean: Variables,
             cohort: Any, context: Any, key: Any) -> tuple[Server, Metrics]:
   del cohort, context, key
-  model = assemble.moved(_sent(task, s, server.model), mean)
+  model = assemble.added(_sent(task, s, server.model), mean)
   if not s.at_clients:
     model = model._replace(params=_with_last(
         task, model.params, server.model.params))

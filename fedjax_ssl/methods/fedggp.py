@@ -243,7 +243,7 @@ def fedggp(task: Task, *, profile: str = 'paper', agree: bool | None = None,
   def finish(server: Server, update: Any, cohort: Any, context: Any, key: Any
              ) -> tuple[Server, Metrics]:
     del cohort, context, key
-    return Server(assemble.moved(server.model, update.mean), moved(
+    return Server(assemble.added(server.model, update.mean), moved(
         server.frequencies, update.counts, decay=s.decay)), {}
 
   return assemble.assemble(

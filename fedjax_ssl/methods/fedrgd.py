@@ -110,7 +110,7 @@ def group_means(groups: Variables, moves: Variables, weights: jax.Array,
     all_moves = jax.tree.map(
         lambda x, mine: jnp.concatenate([x, mine[None]]), moves,
         tree.subtract(own, model))
-    return assemble.moved(model, aggregation.weighted_mean(
+    return assemble.added(model, aggregation.weighted_mean(
         all_moves, jnp.append(weights, own_weight)))
   return jax.vmap(one)(groups, moves, weights)
 

@@ -69,7 +69,7 @@ class Load(NamedTuple):
 
 def layers_of(apply: Callable[..., Any], *args: Any) -> list[conv.Layer]:
   """Lists the convolutions of a function in order, by tracing it."""
-  with conv.noting() as found:
+  with conv.recording_layers() as found:
     # A new function: JAX may know the trace of `apply` and not run it again.
     jax.eval_shape(lambda *given: apply(*given), *args)
   return found

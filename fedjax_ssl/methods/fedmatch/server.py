@@ -121,9 +121,9 @@ def on_tasks(s: Settings, state: State, federation: Federation,
   """
   rate, memory = state.server.rate, state.memory
   if s.lr_decay == 'server' and rate is not None:
-    rate = plateau.renewed(rate, federation, round_)
+    rate = plateau.restarted(rate, federation, round_)
   if memory.rate is not None:
-    memory = memory._replace(rate=plateau.renewed(
+    memory = memory._replace(rate=plateau.restarted(
         memory.rate, federation, round_))
   return state._replace(server=state.server._replace(rate=rate),
                         memory=memory)

@@ -368,7 +368,7 @@ def _aggregate(task: Task, s: _Settings, server: Server, updates: Any,
                ) -> tuple[Server, Metrics]:
   """Adds the mean update, tunes the model's proxies, and moves the prior."""
   del context
-  model = assemble.moved(server.model, updates.mean)
+  model = assemble.added(server.model, updates.mean)
   if s.tuning_epochs:
     path = last_layer.head(task.model)
     moves = updates.each.reshape(-1, *updates.each.shape[2:])
