@@ -264,9 +264,9 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
                    'rows_used': used}
 
 
-def taken(after: PyTree, before: PyTree, metrics: Metrics
-          ) -> tuple[PyTree, Metrics]:
-  """Takes what a server has trained on its own labels, if it is finite.
+def keep_if_finite(after: PyTree, before: PyTree, metrics: Metrics
+                   ) -> tuple[PyTree, Metrics]:
+  """Keeps what a server has trained on its own labels, if it is finite.
 
   Args:
     after: what it has trained.

@@ -356,7 +356,7 @@ def _on_labels(task: Task, s: _Settings, ahead: int, record: Server,
                context: Context, key: jax.Array) -> tuple[Server, Metrics]:
   """Trains on labels; the round counts from the training that opens."""
   round_ = context.round + ahead
-  model, teacher, metrics = averaging.learned(
+  model, teacher, metrics = averaging.train_on_server_labels(
       task, averaging.keeping_stats(task, _of_labels(task, s, round_)),
       record.model, context, key, first=record.teacher, last=record.teacher)
   return Server(model, teacher), metrics

@@ -189,10 +189,11 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
   if s.judges:
     # The accuracy is for the server, which could measure it. It is done here
     # because clients are spread over the devices.
-    metrics[SCORE], loss = plateau.judge(task, model, client.validation)
+    metrics[SCORE], loss = plateau.validation_scores(
+        task, model, client.validation)
     if rate is not None:
       if s.sending == 'differences':  # It knows those that it does not send.
-        _, loss = plateau.judge(task, local_step.whole(
+        _, loss = plateau.validation_scores(task, local_step.whole(
             learner.sigma, sparse.cut(learner.psi, s.psi_threshold),
             learner.stats), client.validation)
       rate = optimizers.after_loss(

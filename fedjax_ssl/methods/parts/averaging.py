@@ -126,9 +126,10 @@ def train_locally(task: Task, loss_fn: LossFn, model: Variables,
   return learner.model, learner.memory, metrics
 
 
-def learned(task: Task, loss_fn: LossFn, model: Variables, context: Context,
-            key: jax.Array, *, first: PyTree = None, last: PyTree = None,
-            factor: Array | None = None) -> tuple[Variables, PyTree, Metrics]:
+def train_on_server_labels(
+    task: Task, loss_fn: LossFn, model: Variables, context: Context,
+    key: jax.Array, *, first: PyTree = None, last: PyTree = None,
+    factor: Array | None = None) -> tuple[Variables, PyTree, Metrics]:
   """Trains the server's model on the labels that the server holds.
 
   Args:
@@ -148,7 +149,7 @@ def learned(task: Task, loss_fn: LossFn, model: Variables, context: Context,
   trained, kept, metrics = train_locally(
       task, loss_fn, model, context.train, context.shard, context.round, key,
       'labeled', first, factor=factor)
-  (model, kept), metrics = local_training.taken(
+  (model, kept), metrics = local_training.keep_if_finite(
       (trained, kept), (model, kept if last is None else last), metrics)
   return model, None if last is None else kept, metrics
 
@@ -156,7 +157,7 @@ def learned(task: Task, loss_fn: LossFn, model: Variables, context: Context,
 def on_labels(task: Task, record: Any, context: Context, key: jax.Array
               ) -> tuple[Any, Metrics]:
   """Trains the server's `record.model` on its labels, by cross entropy."""
-  model, _, metrics = learned(
+  model, _, metrics = train_on_server_labels(
       task, keeping_stats(task, supervised(task)), record.model, context, key)
   return record._replace(model=model), metrics
 
@@ -349,7 +350,7 @@ def _client_update(task: Task, s: _Settings, payload: Any, client: Client,
 def _on_labels(task: Task, s: _Settings, record: Any, context: Context,
                key: jax.Array) -> tuple[Any, Metrics]:
   """Trains the server's model on its own labels."""
-  model, kept, metrics = learned(
+  model, kept, metrics = train_on_server_labels(
       task, s.labels_loss, record.model, context, key, first=s.server_memory,
       last=None if s.server_memory is None else record.told,
       factor=record.rate.factor if s.falls else None)

@@ -67,8 +67,8 @@ def start(task: Task, model: Variables, own: PyTree, federation: Federation
           Memory(rates, own))
 
 
-def judge(task: Task, model: Variables, examples: Examples
-          ) -> tuple[jax.Array, jax.Array]:
+def validation_scores(task: Task, model: Variables, examples: Examples
+                      ) -> tuple[jax.Array, jax.Array]:
   """Computes accuracy and cross entropy of a model on held-out rows.
 
   Args:
@@ -137,6 +137,6 @@ def after(task: Task, rate: optimizers.Plateau, model: Variables,
   Returns:
     The rate for the next round.
   """
-  _, loss = judge(task, model, examples)
+  _, loss = validation_scores(task, model, examples)
   return tree.where(trained, optimizers.after_loss(
       rate, loss, patience=patience, epochs=task.epochs_a_round), rate)
