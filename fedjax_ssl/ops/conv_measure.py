@@ -339,7 +339,7 @@ def _write(path: pathlib.Path | None,
   try:
     with contextlib.ExitStack() as stack:
       with contextlib.suppress(OSError):  # Some file systems lock nothing.
-        stack.enter_context(disk.alone(path.with_suffix('.lock')))
+        stack.enter_context(disk.exclusive(path.with_suffix('.lock')))
       merged: dict[str, Mapping[str, float]] = {**_read(path)}
       for key, forms in known.items():
         old = merged.get(key, {})
