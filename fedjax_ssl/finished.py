@@ -102,7 +102,7 @@ def _federation_struct(saved: dict[str, Any]) -> Federation:
 _OF_FIT = 'bounds', 'federations', 'options', 'per_client', 'plot', 'resume'
 
 
-class Run(NamedTuple):
+class LoadedRun(NamedTuple):
   """A finished run.
 
   Attributes:
@@ -327,7 +327,7 @@ class Run(NamedTuple):
     model_file.write(path, self.states[seed].server, about)
 
 
-def _absent(run: Run, name: str) -> NoReturn:
+def _absent(run: LoadedRun, name: str) -> NoReturn:
   """Raises AttributeError, which says who has what a loaded run has not."""
   del run
   raise AttributeError(f'a loaded run has no {name!r}' + (
@@ -336,10 +336,10 @@ def _absent(run: Run, name: str) -> NoReturn:
 
 
 if not TYPE_CHECKING:  # To a type checker it would have any attribute.
-  Run.__getattr__ = _absent
+  LoadedRun.__getattr__ = _absent
 
 
-def load(workdir: str | os.PathLike[str]) -> Run:
+def load(workdir: str | os.PathLike[str]) -> LoadedRun:
   """Reads a run back to predict with, or to look at.
 
   Args:
@@ -419,7 +419,7 @@ def _read(where: str | os.PathLike[str], facts: Mapping[str, Any]
             f'as in fedjax_ssl.task.REGISTRIES[{field!r}].register({name!r}); '
             f'a run with {field}="./FILE.py:{name}" finds it by itself'
         ) from None
-      values[field] = task_lib.renewed(field, values[field], chosen['knobs'])
+      values[field] = task_lib.restated(field, values[field], chosen['knobs'])
     if 'seeds' not in saved:
       raise KeyError('seeds')
     return task_lib.TaskSpec(**values), _federation_struct(saved['federation'])
@@ -431,15 +431,15 @@ def _read(where: str | os.PathLike[str], facts: Mapping[str, Any]
 
 def make(spec: task_lib.TaskSpec, task: Task, method: Method,
          states: dict[int, State], round_: int, facts: Mapping[str, Any],
-         vocabulary: Mapping[str, int] | None) -> Run:
+         vocabulary: Mapping[str, int] | None) -> LoadedRun:
   """Makes a run of these parts; its method predicts in batches."""
   if (model := method.predict) is not None:
     # As evaluation does, so that large inputs fit.
     method = method._replace(predict=_of_few_sizes(jax.jit(
         lambda server, inputs: evaluate.in_batches(
             model, inputs, jnp.arange(inputs.shape[0]), given=(server,)))))
-  return Run(spec, task, method, states, round_, facts,
-             tuple(facts.get('class_names', ())), vocabulary)
+  return LoadedRun(spec, task, method, states, round_, facts,
+                   tuple(facts.get('class_names', ())), vocabulary)
 
 
 def _of_few_sizes(predict: Callable[..., jax.Array]
@@ -460,7 +460,7 @@ def _of_few_sizes(predict: Callable[..., jax.Array]
   return wide
 
 
-def _load_file(path: str | os.PathLike[str]) -> Run:
+def _load_file(path: str | os.PathLike[str]) -> LoadedRun:
   """Reads what `save` wrote."""
   facts, arrays = model_file.read(path)
   spec, task, method, struct = _rebuilt(path, facts)

@@ -140,7 +140,7 @@ def resolved(spec: TaskSpec) -> dict[str, dict[str, Any]]:
           if (text := getattr(spec, name)) is not None}
 
 
-def renewed(field: str, text: str, was: Mapping[str, Any]) -> str:
+def restated(field: str, text: str, was: Mapping[str, Any]) -> str:
   """Returns a text that stands today for what `text` did in a stored run.
 
   Args:
@@ -151,8 +151,8 @@ def renewed(field: str, text: str, was: Mapping[str, Any]) -> str:
   Raises:
     ValueError: if there is none today.
   """
-  return choices.renewed(text, was, REGISTRIES[field],
-                         _NESTED.get(field))
+  return choices.restated(text, was, REGISTRIES[field],
+                          _NESTED.get(field))
 
 
 def make_task(spec: TaskSpec, mesh: jax.sharding.Mesh | None = None) -> Task:

@@ -95,7 +95,7 @@ def validation(folder: pathlib.Path) -> float:
   return float(found) if np.isfinite(found) else -math.inf
 
 
-def _finished(folder: pathlib.Path) -> stored_runs.Run:
+def _finished(folder: pathlib.Path) -> stored_runs.ReportedRun:
   """Reads a run; ValueError if it has not all rows."""
   run = stored_runs.read(folder)
   if run.rounds < run.num_rounds:

@@ -435,7 +435,7 @@ class _Bench:
 
   def _write(self) -> dict[str, list[standing.Line]]:
     """Writes the table of all rows that are finished, and returns it."""
-    with disk.alone(self._out / '.sweep' / f'{self._bed.name}.table'):
+    with disk.exclusive(self._out / '.sweep' / f'{self._bed.name}.table'):
       return self._written()
 
   def _written(self) -> dict[str, list[standing.Line]]:

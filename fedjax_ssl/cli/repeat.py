@@ -61,7 +61,7 @@ def _today(config: dict[str, Any]) -> dict[str, Any]:
     return config
   from fedjax_ssl import task  # Loads JAX.
   try:
-    texts = {field: task.renewed(field, config['flags'][field], was['knobs'])
+    texts = {field: task.restated(field, config['flags'][field], was['knobs'])
              for field, was in choices.items()}
   except (AttributeError, KeyError, TypeError) as error:
     raise ValueError(f'Its configuration is damaged: {error!r}.') from error

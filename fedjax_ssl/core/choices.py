@@ -81,8 +81,8 @@ def changed(was: Mapping[str, Any], now: Mapping[str, Any]
           if knob not in now or now[knob] != old}
 
 
-def renewed(text: str, was: Mapping[str, Any], registry: Registry,
-            nested: Mapping[str, Registry] | None = None) -> str:
+def restated(text: str, was: Mapping[str, Any], registry: Registry,
+             nested: Mapping[str, Registry] | None = None) -> str:
   """Returns a text that stands today for what `text` stood for.
 
   Args:
@@ -103,8 +103,8 @@ def renewed(text: str, was: Mapping[str, Any], registry: Registry,
       if new != GONE and '.' not in knob}}
   for knob, inner in (nested or {}).items():
     if _below(knob, differs):
-      words[knob] = renewed(given.get(knob, was[knob]), _below(knob, was),
-                            inner)
+      words[knob] = restated(given.get(knob, was[knob]), _below(knob, was),
+                             inner)
   fresh = written(name, words)
   if lost := changed(was, resolved(fresh, registry, nested)):
     raise ValueError(f'{text} stood for {listed(lost, 0)}, which no knob says '

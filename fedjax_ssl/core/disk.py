@@ -29,12 +29,12 @@ def remove(partial: pathlib.Path) -> None:
       return
 
 
-def flush(step: pathlib.Path) -> None:
+def fsync_tree(step: pathlib.Path) -> None:
   """Waits until every file and folder of a step is on the disk."""
   for folder, _, files in os.walk(step):
     for path in [*(os.path.join(folder, f) for f in files), folder]:
-      flush_one(path)
-  flush_one(step.parent)
+      fsync(path)
+  fsync(step.parent)
 
 
 def aside(path: pathlib.Path) -> pathlib.Path:
@@ -87,7 +87,7 @@ def replace_all(folder: pathlib.Path, files: Mapping[str, bytes | bytearray]
       with contextlib.suppress(OSError):
         partial.unlink()
     raise
-  flush_one(folder)
+  fsync(folder)
 
 
 @contextlib.contextmanager
@@ -126,7 +126,7 @@ def try_lock(handle: int, *, shared: bool = False) -> bool:
 
 
 @contextlib.contextmanager
-def alone(file: pathlib.Path) -> Iterator[None]:
+def exclusive(file: pathlib.Path) -> Iterator[None]:
   """Keeps other processes out of the block; they wait for it at this file."""
   file.parent.mkdir(parents=True, exist_ok=True)
   with open(file, 'a', encoding='utf-8') as handle:
@@ -134,7 +134,7 @@ def alone(file: pathlib.Path) -> Iterator[None]:
     yield
 
 
-def flush_one(path: str | os.PathLike[str]) -> None:
+def fsync(path: str | os.PathLike[str]) -> None:
   """Calls fsync for one file or folder, by name."""
   descriptor = os.open(path, os.O_RDONLY)
   try:

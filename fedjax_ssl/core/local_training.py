@@ -59,12 +59,13 @@ class Given(NamedTuple):
       this round or an earlier one. Before its first step it is the client's row
       of what `remember` of `methods.parts.averaging.averaging` makes; None if
       the loss keeps nothing.
-    told: what the loss of the server's labels has kept, if the method sends it.
+    received: what the server sent beside the model; None if the method sends
+      nothing else.
   """
 
   anchor: Variables
   memory: PyTree = None
-  told: PyTree = None
+  received: PyTree = None
 
 
 class Aux(NamedTuple):
@@ -263,9 +264,9 @@ def train(step: Step, learner: PyTree, batches: Batches, key: jax.Array
                    'rows_used': used}
 
 
-def taken(after: PyTree, before: PyTree, metrics: Metrics
-          ) -> tuple[PyTree, Metrics]:
-  """Takes what a server has trained on its own labels, if it is finite.
+def keep_if_finite(after: PyTree, before: PyTree, metrics: Metrics
+                   ) -> tuple[PyTree, Metrics]:
+  """Keeps what a server has trained on its own labels, if it is finite.
 
   Args:
     after: what it has trained.

@@ -211,10 +211,10 @@ def register(known: dict[str, Any], name: str) -> Callable[[Given], Given]:
       if name in known and _is_version(known[name], path):
         return given
     if name in known and not _is_again(known[name], made):
-      if place(known[name]) == place(made):
+      if location(known[name]) == location(made):
         return given  # A file that was imported by its path and by its name.
       raise ValueError(f'{kind} {name!r} is registered already, by '
-                       f'{place(known[name])}; choose another name.')
+                       f'{location(known[name])}; choose another name.')
     known[name] = made
     return given
   return add
@@ -265,7 +265,7 @@ def _is_again(old: Any, new: Any) -> bool:
       getattr(old, '__qualname__', 0) == getattr(new, '__qualname__', 1))
 
 
-def place(builder: Any) -> str:
+def location(builder: Any) -> str:
   """Returns FILE:LINE of a builder, or whatever is known of it."""
   builder = _function(builder)
   inner = inspect.unwrap(builder) if callable(builder) else builder

@@ -217,7 +217,7 @@ def _streams(task: Task, shard: Shard, steps: jax.Array, key: jax.Array,
   return out
 
 
-def narrowed(shard: Shard, chosen: Array) -> tuple[Shard, jax.Array]:
+def select_unlabeled(shard: Shard, chosen: Array) -> tuple[Shard, jax.Array]:
   """Keeps only some of the unlabeled rows of a client's shard.
 
   Args:

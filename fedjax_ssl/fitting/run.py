@@ -62,7 +62,7 @@ class Run:
     self.metrics: dict[str, np.ndarray] = {}
     self.class_metrics: dict[str, np.ndarray] = {}
     self._rows: list[list[summary.Row]] = []
-    self._finished: finished.Run | None = None
+    self._finished: finished.LoadedRun | None = None
     self.bounds = {job.name: Run([job], temporary, stream=stream)
                    for job in jobs[1:]}
 
@@ -153,14 +153,14 @@ class Run:
         self.round, job.facts, job.vocabulary)
 
   @property
-  def _model(self) -> finished.Run:
+  def _model(self) -> finished.LoadedRun:
     if self._finished is None:
       raise ValueError('the run has not been trained.')
     return self._finished
 
   def predict(self, inputs: Array | Sequence[str], seed: int | None = None
               ) -> jax.Array:
-    """Computes logits float32[B, C] of raw inputs; see `finished.Run.predict`.
+    """Computes logits float32[B, C]; see `finished.LoadedRun.predict`.
 
     Args:
       inputs: images as stored, uint8[B, H, W, C] or [B, H, W]; or texts.
@@ -171,7 +171,7 @@ class Run:
   def evaluate(self, inputs: Array | Sequence[str],
                labels: Array | Sequence[str], seed: int | None = None
                ) -> dict[str, Any]:
-    """Judges the model on data of your own; see `finished.Run.evaluate`.
+    """Judges the model on data of your own; see `finished.LoadedRun.evaluate`.
 
     Args:
       inputs: as `predict` takes them.
@@ -222,7 +222,7 @@ class Run:
         runs, or a file that cannot be written.
       TypeError: for anything but runs beside.
     """
-    if isinstance(beside, finished.Run):  # It would be taken for several.
+    if isinstance(beside, finished.LoadedRun):  # It would be taken for several.
       raise TypeError('beside takes a run of fit, or several, and no loaded '
                       'one; fit(workdir=FOLDER) returns the run of a folder.')
     others = [*beside] if isinstance(beside, Iterable) else [beside]

@@ -79,7 +79,7 @@ class Seen(NamedTuple):
   bar: jax.Array  # float32[], the confidence needed in the last batch.
 
 
-class Told(NamedTuple):
+class LabeledSums(NamedTuple):
   """Sums over the labeled rows that the server has used in a round."""
 
   rows: jax.Array  # float32[], their number.
@@ -186,20 +186,21 @@ def adamatch(task: Task, *, profile: str = 'paper',
       task, loss_fn, streams='both', server=server, mu=mu, weighting=weighting,
       labeled_client_weight=labeled_client_weight, keep_local=keep_local,
       remember=remember, server_loss=server_loss,
-      tells=Told(zero, zero, jnp.zeros(task.num_classes)),
+      server_memory=LabeledSums(zero, zero, jnp.zeros(task.num_classes)),
       pseudo_label=pseudo_label)
 
 
-def renewed(seen: Seen, unlabeled: tuple[jax.Array, jax.Array],
-            labeled: tuple[jax.Array, jax.Array] | None, told: Told | None, *,
-            threshold: float, decay: float) -> Seen:
+def updated_averages(seen: Seen, unlabeled: tuple[jax.Array, jax.Array],
+                     labeled: tuple[jax.Array, jax.Array] | None,
+                     received: LabeledSums | None, *, threshold: float,
+                     decay: float) -> Seen:
   """Moves the means by a batch, and sets the batch's threshold.
 
   Args:
     seen: before.
     unlabeled: probabilities float[B, C] and mask float32[B].
     labeled: the same of labeled rows; None if they are at the server.
-    told: what the server has sent in that case.
+    received: what the server has sent in that case.
     threshold: tau.
     decay: of the means; with a window of that of labeled rows alone.
 
@@ -219,10 +220,10 @@ def renewed(seen: Seen, unlabeled: tuple[jax.Array, jax.Array],
     target = moving.moved(seen.target, moving.row_mean(p, mask), mask,
                           decay=decay)
   else:
-    assert told is not None
-    rows, most = told.rows, jnp.maximum(told.rows, 1)
-    confidence = told.confidence / most
-    target = jnp.where(rows > 0, told.shares / most, seen.target)
+    assert received is not None
+    rows, most = received.rows, jnp.maximum(received.rows, 1)
+    confidence = received.confidence / most
+    target = jnp.where(rows > 0, received.shares / most, seen.target)
   bar = threshold * jnp.where(rows > 0, confidence, 1)
   return Seen(shares, target, bar.astype(seen.bar.dtype))
 
@@ -248,9 +249,9 @@ def _loss(task: Task, s: _Settings, model: Variables, given: Given,
   if blends:
     logits = _blended(task, model, known, logits, key)
   p = jax.nn.softmax(weak)
-  seen = renewed(
+  seen = updated_averages(
       given.memory, (p, rows.mask), (_softmax(logits[0]), known[0].mask)
-      if known else None, given.told, threshold=s.threshold, decay=s.decay)
+      if known else None, given.received, threshold=s.threshold, decay=s.decay)
   labels = _labels(s, seen, p)
   sure = (labels.max(-1) >= seen.bar).astype(jnp.float32)
   loss, _ = losses.cross_entropy(
@@ -271,19 +272,19 @@ def _loss(task: Task, s: _Settings, model: Variables, given: Given,
 
 def _server_loss(task: Task, s: _Settings, model: Variables, given: Given,
                  batch: Pair, key: jax.Array) -> tuple[jax.Array, Aux]:
-  """Computes what the server minimises on its labels; it keeps `Told`."""
+  """Computes what the server minimises on its labels; keeps `LabeledSums`."""
   rows = batch.labeled
   assert rows is not None
   known = _known(task, s, network.labeled_view(task, rows, key), rows, key)
   logits, stats = network.forward(task, model, *known, key=key)
   p = _softmax(logits[0])
-  told = Told(rows.mask.sum(), (rows.mask * p.max(-1)).sum(),
-              (rows.mask[:, None] * p).sum(0))
+  sums = LabeledSums(rows.mask.sum(), (rows.mask * p.max(-1)).sum(),
+                     (rows.mask[:, None] * p).sum(0))
   loss, metrics = objective.total(
       batch, None, _labeled_loss(s, logits, rows), labelings=0,
       labeled_views=len(known))
   return loss, Aux(stats, metrics, jax.tree.map(
-      lambda old, new: (old + new).astype(old.dtype), given.memory, told))
+      lambda old, new: (old + new).astype(old.dtype), given.memory, sums))
 
 
 def _softmax(logits: jax.Array) -> jax.Array:

@@ -354,7 +354,7 @@ def _finish(s: _Settings) -> Any:
   def finish(server: Server, update: Any, cohort: Any, context: Context,
              key: Any) -> tuple[Server, Metrics]:
     del cohort, key
-    model = assemble.moved(server.model, update.mean)
+    model = assemble.added(server.model, update.mean)
     total = update.counts.sum()
     shares = jnp.where(total > 0, update.counts / jnp.where(
         total > 0, total, 1), server.shares)

@@ -189,7 +189,7 @@ def _without_labels(task: Task, loss_fn: LossFn, rate: float,
                     payload: Variables, client: Client, key: jax.Array
                     ) -> Update:
   """Trains on the rows of a client whose labels are hidden."""
-  model, metrics, _ = averaging.train_locally(
+  model, _, metrics = averaging.train_locally(
       task, loss_fn, payload, client.train, client.shard, client.round, key,
       'unlabeled', factor=jnp.float32(rate))
   weight = client_weights.client_weight(client.shard, 'unlabeled',

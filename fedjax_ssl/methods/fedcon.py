@@ -356,7 +356,7 @@ def _on_labels(task: Task, s: _Settings, ahead: int, record: Server,
                context: Context, key: jax.Array) -> tuple[Server, Metrics]:
   """Trains on labels; the round counts from the training that opens."""
   round_ = context.round + ahead
-  model, teacher, metrics = averaging.learned(
+  model, teacher, metrics = averaging.train_on_server_labels(
       task, averaging.keeping_stats(task, _of_labels(task, s, round_)),
       record.model, context, key, first=record.teacher, last=record.teacher)
   return Server(model, teacher), metrics
@@ -365,7 +365,7 @@ def _on_labels(task: Task, s: _Settings, ahead: int, record: Server,
 def _finish(task: Task, s: _Settings, server: Server, mean: Variables,
             cohort: Any, context: Any, key: Any) -> tuple[Server, Metrics]:
   del cohort, context, key
-  model = assemble.moved(_sent(task, s, server.model), mean)
+  model = assemble.added(_sent(task, s, server.model), mean)
   if not s.at_clients:
     model = model._replace(params=_with_last(
         task, model.params, server.model.params))

@@ -180,7 +180,7 @@ def feddb(task: Task, *, profile: str = 'paper', weights: str | None = None,
       server_momentum=server_momentum, clip_norm=clip_norm,
       keep_momentum=keep_momentum, stats_clients=stats_clients,
       warmup_passes=warmup_passes)
-  task = alternate.settled(task, s)
+  task = alternate.with_clipping_and_momentum(task, s)
   own = _Settings(threshold, debias, chosen != 'uniform', unlabeled_weight)
 
   def remember(federation: Any, opt_states: Any) -> Memory:

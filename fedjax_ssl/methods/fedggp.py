@@ -243,7 +243,7 @@ def fedggp(task: Task, *, profile: str = 'paper', agree: bool | None = None,
   def finish(server: Server, update: Any, cohort: Any, context: Any, key: Any
              ) -> tuple[Server, Metrics]:
     del cohort, context, key
-    return Server(assemble.moved(server.model, update.mean), moved(
+    return Server(assemble.added(server.model, update.mean), moved(
         server.frequencies, update.counts, decay=s.decay)), {}
 
   return assemble.assemble(
@@ -260,7 +260,7 @@ def _client_update(task: Task, s: _Settings, weighting: str, payload: Server,
   zeros = jnp.zeros(task.num_classes)
   loss_fn = averaging.keeping_stats(
       task, _loss_fn(task, s, payload.frequencies, shard))
-  model, metrics, learnt = averaging.train_locally(
+  model, learnt, metrics = averaging.train_locally(
       task, loss_fn, payload.model, client.train, shard, client.round, key,
       'both', Learnt(zeros, zeros))
   weight = client_weights.client_weight(shard, 'both', weighting=weighting)

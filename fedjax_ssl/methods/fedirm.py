@@ -292,5 +292,5 @@ def _finish(server: Server, mean: Any, cohort: Any, context: Any, key: Any
   # sum of the mean gives the mean over those that sent one.
   total = relation.sum(-1, keepdims=True)
   mean_sent = relation / jnp.where(total > 0, total, 1)
-  return Server(assemble.moved(server.model, delta),
+  return Server(assemble.added(server.model, delta),
                 jnp.where(total > 0, mean_sent, server.relation)), {}

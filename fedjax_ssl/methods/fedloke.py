@@ -168,7 +168,7 @@ def _client_update(task: Task, s: _Settings, payload: assemble.Server,
                    _Two(sent.stats, local.stats))
   loss_fn = averaging.keeping_stats(
       task, functools.partial(_loss, task, s))
-  trained, metrics, _ = averaging.train_locally(
+  trained, _, metrics = averaging.train_locally(
       task, loss_fn, pair, client.train, client.shard, client.round, key,
       'both')
   weight = client_weights.client_weight(client.shard, 'both',

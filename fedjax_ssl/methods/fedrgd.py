@@ -110,7 +110,7 @@ def group_means(groups: Variables, moves: Variables, weights: jax.Array,
     all_moves = jax.tree.map(
         lambda x, mine: jnp.concatenate([x, mine[None]]), moves,
         tree.subtract(own, model))
-    return assemble.moved(model, aggregation.weighted_mean(
+    return assemble.added(model, aggregation.weighted_mean(
         all_moves, jnp.append(weights, own_weight)))
   return jax.vmap(one)(groups, moves, weights)
 
@@ -158,7 +158,7 @@ def fedrgd(task: Task, *, profile: str = 'paper', groups: int = 2,
     return Server(model, tree.repeat(model, groups)), ()
 
   def client_update(payload: Any, client: Client, key: jax.Array) -> Update:
-    model, metrics, _ = averaging.train_locally(
+    model, _, metrics = averaging.train_locally(
         task, loss_fn, payload.model, client.train, client.shard, client.round,
         key, streams)
     return Update(

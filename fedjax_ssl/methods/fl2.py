@@ -179,7 +179,7 @@ def fl2(task: Task, *, threshold: float = 0.95, thresholds: str = 'client',
       server_momentum=server_momentum, clip_norm=clip_norm,
       keep_momentum=keep_momentum, stats_clients=stats_clients,
       warmup_passes=warmup_passes)
-  task = alternate.settled(task, s)
+  task = alternate.with_clipping_and_momentum(task, s)
 
   def remember(federation: Federation, opt_states: PyTree) -> Memory:
     return Memory(opt_states, jnp.full(

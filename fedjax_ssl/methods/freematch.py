@@ -43,8 +43,8 @@ class Seen(NamedTuple):
   histogram: jax.Array  # float32[C], h.
 
 
-def renewed(seen: Seen, logits: jax.Array, mask: jax.Array, *, decay: float
-            ) -> Seen:
+def updated_averages(seen: Seen, logits: jax.Array, mask: jax.Array, *,
+                     decay: float) -> Seen:
   """Moves the averages by a batch of weak views.
 
   Args:
@@ -137,7 +137,7 @@ def freematch(task: Task, *, decay: float = 0.999,
     rows = batch.unlabeled
     weak, (labeled, strong), stats = network.forward_views(
         task, model, batch, key)
-    seen = renewed(given.memory, weak, rows.mask, decay=decay)
+    seen = updated_averages(given.memory, weak, rows.mask, decay=decay)
     seen = seen._replace(confidence=clipped(seen.confidence, 'tau'))
     bars = thresholds(seen)
     loss, used = losses.fixmatch(strong, weak, rows.mask, threshold=bars)

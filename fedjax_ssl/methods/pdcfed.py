@@ -121,7 +121,8 @@ def gains(weak: Array, strong: Array) -> jax.Array:
   return jnp.mean(jnp.asarray(strong) > weak, -1, dtype=jnp.float32)
 
 
-def renewed(seen: Seen, gained: Array, mask: Array, *, decay: float) -> Seen:
+def updated_averages(seen: Seen, gained: Array, mask: Array, *, decay: float
+                     ) -> Seen:
   """Moves the averages by a batch of g, with its unbiased variance.
 
   Args:
@@ -319,7 +320,7 @@ def _of_unlabeled(task: Task, s: _Settings, model: Variables, seen: Seen,
       network.strongly(task, rows, keys[1]), key=key)
   before, after = jax.nn.softmax(weak), jax.nn.softmax(strong)
   fixed = lax.stop_gradient(after)
-  seen = renewed(seen, gains(before, fixed), rows.mask, decay=s.decay)
+  seen = updated_averages(seen, gains(before, fixed), rows.mask, decay=s.decay)
   found = chosen_rows(
       before, fixed, seen, threshold=s.threshold,
       low_threshold=s.low_threshold, least_weight=s.least_weight)

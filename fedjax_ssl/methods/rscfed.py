@@ -265,4 +265,4 @@ def _aggregate(task: Task, chosen: Mapping[str, Any], warm: int, literal: bool,
       labeled_beta=jnp.where(warming, 0.0, chosen['labeled_beta']),
       labeled_multiplier=chosen['labeled_multiplier'],
       distance=chosen['distance'], first_multiplier=first)
-  return server._replace(model=assemble.moved(server.model, mean)), {}
+  return server._replace(model=assemble.added(server.model, mean)), {}

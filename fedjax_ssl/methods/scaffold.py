@@ -140,5 +140,5 @@ def _finish(server: Server, mean: Any, cohort: Any, context: Any, key: Any
   share = cohort.active.sum() / server.num_clients
   share = share / jnp.where(counts.even > 0, counts.even, 1)
   return server._replace(
-      model=assemble.moved(server.model, delta),
+      model=assemble.added(server.model, delta),
       control=tree.add(server.control, tree.scale(counts.change, share))), {}

@@ -109,7 +109,7 @@ def semifl(task: Task, *, threshold: float = 0.95, alpha: float = 0.75,
       server_momentum=server_momentum, clip_norm=clip_norm,
       keep_momentum=keep_momentum, stats_clients=stats_clients,
       warmup_passes=warmup_passes)
-  task = alternate.settled(task, s)
+  task = alternate.with_clipping_and_momentum(task, s)
   return alternate.method(
       task, s, functools.partial(
           _client_update, task, s, threshold, _Mixing(alpha, mix_weight)),

@@ -48,8 +48,8 @@ def confidences(seen: Seen, probabilities: jax.Array) -> jax.Array:
   return moving.aligned(probabilities, seen.shares, equal).max(-1)
 
 
-def renewed(seen: Seen, probabilities: jax.Array, mask: jax.Array, *,
-            decay: float, align: bool, moments: str) -> Seen:
+def updated_averages(seen: Seen, probabilities: jax.Array, mask: jax.Array, *,
+                     decay: float, align: bool, moments: str) -> Seen:
   """Moves the averages by a batch of weak views.
 
   Args:
@@ -136,8 +136,8 @@ def softmatch(task: Task, *, decay: float = 0.999, num_sigmas: float = 2.0,
     weak, (labeled, strong), stats = network.forward_views(
         task, model, batch, key)
     p = jax.nn.softmax(weak)
-    seen = renewed(given.memory, p, rows.mask, decay=decay, align=align,
-                   moments=moments)
+    seen = updated_averages(given.memory, p, rows.mask, decay=decay,
+                            align=align, moments=moments)
     weight = weighed(seen, p)
     loss, _ = losses.cross_entropy(
         strong, p.argmax(-1).astype(jnp.int32), rows.mask * weight,

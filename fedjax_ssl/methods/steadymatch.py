@@ -107,10 +107,10 @@ def steadymatch(task: Task, *, threshold: float = 0.9,
     holds = client.shard.num_labeled > 0
     factor = (jnp.where(holds, 1.0, unlabeled_rate)
               if task.labels_at == 'clients' else jnp.float32(1))
-    model, metrics, _ = averaging.train_locally(
+    model, _, metrics = averaging.train_locally(
         task, loss_fn, payload.model, client.train, client.shard, client.round,
         key, streams, factor=factor,
-        told=payload.teacher if averages else payload.model)
+        received=payload.teacher if averages else payload.model)
     weight = client_weights.client_weight(
         client.shard, streams, weighting=weighting,
         labeled_client_weight=labeled_client_weight)
@@ -128,7 +128,7 @@ def steadymatch(task: Task, *, threshold: float = 0.9,
 
 def _loss_fn(task: Task, threshold: float, unlabeled_weight: float,
              local_share: float) -> LossFn:
-  """Makes the loss; `given.told` is the averaged model."""
+  """Makes the loss; `given.received` is the averaged model."""
   def loss_fn(model, given, batch, key):
     plain = batch.unlabeled
     _, *views = network.views(task, batch, key)
@@ -141,7 +141,7 @@ def _loss_fn(task: Task, threshold: float, unlabeled_weight: float,
       (labeled, strong), stats = network.forward(task, model, *views, key=key)
     if local_share < 1:
       parts.append((1 - local_share) * jax.nn.softmax(
-          task.apply(given.told, plain.inputs)))
+          task.apply(given.received, plain.inputs)))
     labels, accepted = losses.hard_label(
         functools.reduce(jnp.add, parts), threshold=threshold)
     loss, _ = losses.cross_entropy(

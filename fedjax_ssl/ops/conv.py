@@ -90,18 +90,18 @@ class Layer(NamedTuple):
             f'{self.inputs}>{self.outputs}{" pooled" * self.pooled}')
 
 
-_NOTED: list[list[Layer]] = []
+_RECORDS: list[list[Layer]] = []
 
 
 @contextlib.contextmanager
-def noting() -> Iterator[list[Layer]]:
+def recording_layers() -> Iterator[list[Layer]]:
   """Lists the convolutions that are traced inside the block, in order."""
   found: list[Layer] = []
-  _NOTED.append(found)
+  _RECORDS.append(found)
   try:
     yield found
   finally:
-    _NOTED.pop()  # Blocks end in the order of their nesting.
+    _RECORDS.pop()  # Blocks end in the order of their nesting.
 
 
 def conv2d(x: jax.Array, w: jax.Array, *, stride: int = 1,
@@ -201,7 +201,7 @@ def _plan(x: jax.Array, w: jax.Array, stride: int, padding: str, impl: str,
                                 (w.shape[0], w.shape[1]), stride, padding)
   layer = Layer(window.size, window.kernel, stride, padding, w.shape[2],
                 w.shape[3], pooled)
-  for found in _NOTED:
+  for found in _RECORDS:
     found.append(layer)
   if forms:
     # Texts of earlier runs do not tell whether a layer is pooled.

@@ -69,7 +69,7 @@ class Load(NamedTuple):
 
 def layers_of(apply: Callable[..., Any], *args: Any) -> list[conv.Layer]:
   """Lists the convolutions of a function in order, by tracing it."""
-  with conv.noting() as found:
+  with conv.recording_layers() as found:
     # A new function: JAX may know the trace of `apply` and not run it again.
     jax.eval_shape(lambda *given: apply(*given), *args)
   return found
@@ -339,7 +339,7 @@ def _write(path: pathlib.Path | None,
   try:
     with contextlib.ExitStack() as stack:
       with contextlib.suppress(OSError):  # Some file systems lock nothing.
-        stack.enter_context(disk.alone(path.with_suffix('.lock')))
+        stack.enter_context(disk.exclusive(path.with_suffix('.lock')))
       merged: dict[str, Mapping[str, float]] = {**_read(path)}
       for key, forms in known.items():
         old = merged.get(key, {})

@@ -43,7 +43,7 @@ def mixes(federation: Any) -> np.ndarray | None:
                    where=rows > 0)
 
 
-def accuracies(run: stored_runs.Run) -> dict[int, np.ndarray]:
+def accuracies(run: stored_runs.ReportedRun) -> dict[int, np.ndarray]:
   """Returns each client's accuracy on its own class mix, float64[N] by seed.
 
   A client's accuracy, 0 to 1, is the mean of the classes' test accuracies in
@@ -85,7 +85,8 @@ def against(mine: Mapping[int, np.ndarray], other: Mapping[int, np.ndarray],
   return gains[np.isfinite(gains)]
 
 
-def same_clients(run: stored_runs.Run, other: stored_runs.Run) -> list[int]:
+def same_clients(run: stored_runs.ReportedRun, other: stored_runs.ReportedRun
+                 ) -> list[int]:
   """Returns the seeds in which the clients of two runs have the same mixes."""
   theirs = dict(zip(other.numbers, other.federations))
   found = []

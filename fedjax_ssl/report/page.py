@@ -53,7 +53,7 @@ class _Drawn(NamedTuple):
   facets: list[tuple[str, str]]
 
 
-def _page(runs: Sequence[stored_runs.Run], plan: names.Plan,
+def _page(runs: Sequence[stored_runs.ReportedRun], plan: names.Plan,
           grids: Mapping[str, tables.Grid], options: Options,
           left_out: Sequence[str], drawn: Sequence[_Drawn], library: str,
           partitions: Sequence[tuple[str, str]]) -> str:
@@ -129,14 +129,15 @@ def _tables(grids: Mapping[str, tables.Grid], plan: names.Plan,
   return parts
 
 
-def _command(run: stored_runs.Run) -> str:
+def _command(run: stored_runs.ReportedRun) -> str:
   """Returns the shell command that repeats a run's seeds, without folders."""
   flags = {k: v for k, v in run.config['flags'].items() if k != 'data_dir'}
   flags |= {'seed': None, 'seeds': list(run.planned)}
   return command.for_shell(run.config, flags)
 
 
-def _key(runs: Sequence[stored_runs.Run], looks: Sequence[names.Look]) -> str:
+def _key(runs: Sequence[stored_runs.ReportedRun], looks: Sequence[names.Look]
+         ) -> str:
   """Makes the legend beside all charts, where runs are switched on and off."""
   items = ''
   for i, run in enumerate(runs):
@@ -228,10 +229,10 @@ def _own_ids(svg: str, prefix: str) -> str:
   return re.sub(r'<!--.*?-->', '', svg, flags=re.DOTALL)
 
 
-def _partitions(runs: Sequence[stored_runs.Run]
+def _partitions(runs: Sequence[stored_runs.ReportedRun]
                 ) -> list[tuple[str, Any, dict[str, Any]]]:
   """Returns (names of its runs, drawing, class counts) of each partition."""
-  users: dict[str, list[stored_runs.Run]] = {}
+  users: dict[str, list[stored_runs.ReportedRun]] = {}
   for run in runs:
     key = repr((run.config['facts'].get('partition_hash'),
                 run.config['flags'].get('labels')))
@@ -255,7 +256,7 @@ def _counts(kinds: Mapping[str, Any]) -> str:
         for i, row in enumerate(count.tolist()))])
 
 
-def grids_of(runs: Sequence[stored_runs.Run], options: Options
+def grids_of(runs: Sequence[stored_runs.ReportedRun], options: Options
              ) -> dict[str, tables.Grid]:
   """Makes the tables, by name; those without rows are left out.
 
@@ -275,7 +276,7 @@ def grids_of(runs: Sequence[stored_runs.Run], options: Options
   return {name: grid for name, grid in grids.items() if grid.rows}
 
 
-def texts_of(runs: Sequence[stored_runs.Run], options: Options,
+def texts_of(runs: Sequence[stored_runs.ReportedRun], options: Options,
              left_out: Sequence[str] = ()) -> dict[str, str | bytes]:
   """Makes all files of a report, by name.
 
@@ -309,7 +310,7 @@ def _files(name: str, drawings: Mapping[str, bytes], numbers: str
           f'{name}.csv': numbers}
 
 
-def texts_of_good(runs: Sequence[stored_runs.Run], options: Options,
+def texts_of_good(runs: Sequence[stored_runs.ReportedRun], options: Options,
                   left_out: list[str]) -> dict[str, str | bytes]:
   """Makes the files of a report of all runs that can be shown.
 
@@ -353,7 +354,8 @@ def write(texts: Mapping[str, str | bytes], out: pathlib.Path) -> None:
                      f'{error.strerror}.') from error
 
 
-def _targets(text: str | None, runs: Sequence[stored_runs.Run]) -> list[float]:
+def _targets(text: str | None, runs: Sequence[stored_runs.ReportedRun]
+             ) -> list[float]:
   if text is None:
     guess = stored_runs.default_target(runs)
     return [guess] if guess > 0 else []

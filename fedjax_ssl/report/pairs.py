@@ -149,7 +149,8 @@ def interval(differences: Sequence[float]) -> Difference:
   return Difference(mean, mean - width, mean + width, count)
 
 
-def of_finals(run: stored_runs.Run, reference: stored_runs.Run) -> Difference:
+def of_finals(run: stored_runs.ReportedRun, reference: stored_runs.ReportedRun
+              ) -> Difference:
   """Compares the accuracies after the last round, in points, seed by seed."""
   mine, other = _finals(run), _finals(reference)
   return interval([100 * (mine[seed] - other[seed])
@@ -188,7 +189,7 @@ def gain(name: str, runs: summary.Runs) -> str:
   return f'{text}.'
 
 
-def references(runs: Sequence[stored_runs.Run], plan: names.Plan,
+def references(runs: Sequence[stored_runs.ReportedRun], plan: names.Plan,
                name: str = '') -> list[int]:
   """Returns for each run the index of the one that it is compared with.
 
@@ -216,7 +217,7 @@ def references(runs: Sequence[stored_runs.Run], plan: names.Plan,
           for mine in plan.peers]
 
 
-def at_their_best(runs: Sequence[stored_runs.Run]) -> list[Pair]:
+def at_their_best(runs: Sequence[stored_runs.ReportedRun]) -> list[Pair]:
   """Pairs every method with FedAvg, each with the best of what was tried.
 
   Without FedAvg the method of the first run takes its place. The best is the
@@ -250,8 +251,8 @@ def at_their_best(runs: Sequence[stored_runs.Run]) -> list[Pair]:
   return found
 
 
-def _highest(runs: Sequence[stored_runs.Run], some: Sequence[int], key: str
-             ) -> int | None:
+def _highest(runs: Sequence[stored_runs.ReportedRun], some: Sequence[int],
+             key: str) -> int | None:
   """Returns which run has the highest mean, of those that went furthest."""
   done = {i: (runs[i].rounds, len(runs[i].seeds)) for i in some}
   means = {i: mean for i in some if done[i] == max(done.values())
@@ -273,7 +274,7 @@ def compared(references: Sequence[int], more: Sequence[Pair]) -> list[Pair]:
               pair for pair in more if pair[:2] not in usual]
 
 
-def best(runs: Sequence[stored_runs.Run]) -> int | None:
+def best(runs: Sequence[stored_runs.ReportedRun]) -> int | None:
   """Returns the index of the best final mean; None if none is known.
 
   A run with all labels is a bound, and a mean with a seed that diverged or
@@ -289,24 +290,25 @@ def best(runs: Sequence[stored_runs.Run]) -> int | None:
   return None
 
 
-def _finals(run: stored_runs.Run, key: str = 'accuracy') -> dict[int, float]:
+def _finals(run: stored_runs.ReportedRun, key: str = 'accuracy'
+            ) -> dict[int, float]:
   """Returns the accuracy in each seed's last row, where it is known."""
   return {seed: rows[-1][key]
           for seed, rows in zip(run.numbers, run.seeds, strict=True)
           if rows[-1].get(key) is not None}
 
 
-def _mean(run: stored_runs.Run, key: str = 'accuracy') -> float | None:
+def _mean(run: stored_runs.ReportedRun, key: str = 'accuracy') -> float | None:
   finals = _finals(run, key)
   return float(np.mean([*finals.values()])) if (
       len(finals) == len(run.seeds)) else None
 
 
-def _is_bound(run: stored_runs.Run) -> bool:
+def _is_bound(run: stored_runs.ReportedRun) -> bool:
   return run.config['flags'].get('labels') == 'all'
 
 
-def _is_plain(run: stored_runs.Run) -> bool:
+def _is_plain(run: stored_runs.ReportedRun) -> bool:
   try:
     name, _ = registry.parse(run.config['flags'].get('method', ''))
   except ValueError:

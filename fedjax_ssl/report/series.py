@@ -89,7 +89,7 @@ def line(run: int, name: str, x: Sequence[float] | np.ndarray,
   return Line(run, name, np.array(x, np.float64), values, low, high)
 
 
-def all_charts(runs: Sequence[stored_runs.Run], plan: names.Plan
+def all_charts(runs: Sequence[stored_runs.ReportedRun], plan: names.Plan
                ) -> list[Chart]:
   """Returns every chart that has something to show."""
   found = [_curves(runs, plan, metric) for metric in PANELS]
@@ -103,8 +103,8 @@ def _divided(plan: names.Plan, lines: Sequence[Line]) -> dict[str, list[Line]]:
       mine := [x for x in lines if plan.looks[x.run].facet == facet])}
 
 
-def _lines(runs: Sequence[stored_runs.Run], percent: bool,
-           read: Callable[[stored_runs.Run],
+def _lines(runs: Sequence[stored_runs.ReportedRun], percent: bool,
+           read: Callable[[stored_runs.ReportedRun],
                           tuple[np.ndarray, np.ndarray] | None]) -> list[Line]:
   """Makes a line of each run for which `read` gives x and values."""
   found = []
@@ -115,8 +115,8 @@ def _lines(runs: Sequence[stored_runs.Run], percent: bool,
   return found
 
 
-def _curves(runs: Sequence[stored_runs.Run], plan: names.Plan, metric: str
-            ) -> Chart | None:
+def _curves(runs: Sequence[stored_runs.ReportedRun], plan: names.Plan,
+            metric: str) -> Chart | None:
   """Makes the chart of a metric against rounds; None if no run has it."""
   scale = metric_names.scale(metric)
   percent = scale == 100
@@ -130,7 +130,7 @@ def _curves(runs: Sequence[stored_runs.Run], plan: names.Plan, metric: str
       _divided(plan, lines), percent=percent) if lines else None
 
 
-def _traffic(runs: Sequence[stored_runs.Run], plan: names.Plan
+def _traffic(runs: Sequence[stored_runs.ReportedRun], plan: names.Plan
              ) -> Chart | None:
   """Makes accuracy against megabytes sent both ways; None if not known."""
   def read(run):
@@ -152,7 +152,7 @@ def _traffic(runs: Sequence[stored_runs.Run], plan: names.Plan
                log_x=max(totals) > _MANY * min(totals))
 
 
-def _classes(runs: Sequence[stored_runs.Run], plan: names.Plan
+def _classes(runs: Sequence[stored_runs.ReportedRun], plan: names.Plan
              ) -> Chart | None:
   """Makes the last row's accuracy in each class, all runs side by side."""
   def read(run):
@@ -174,7 +174,7 @@ def _classes(runs: Sequence[stored_runs.Run], plan: names.Plan
                {'': lines}, 'heat', True)
 
 
-def _class_label(runs: Sequence[stored_runs.Run]) -> str:
+def _class_label(runs: Sequence[stored_runs.ReportedRun]) -> str:
   """Returns 'class', with the classes' names if all runs have the same few."""
   known = {tuple(map(str, run.config['facts'].get('class_names') or ()))
            for run in runs}
@@ -184,7 +184,7 @@ def _class_label(runs: Sequence[stored_runs.Run]) -> str:
   return 'class: ' + ', '.join(f'{i} {name}' for i, name in enumerate(names_))
 
 
-def _clients(runs: Sequence[stored_runs.Run], plan: names.Plan
+def _clients(runs: Sequence[stored_runs.ReportedRun], plan: names.Plan
              ) -> Chart | None:
   """Makes the clients' accuracies in the last row, from worst to best."""
   def read(run):

@@ -29,7 +29,7 @@ _MOST_ROUNDS = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class ReportedRun:
   """One line of a report.
 
   Attributes:
@@ -124,7 +124,7 @@ class Run:
 
 
 def read(folder: str | os.PathLike[str], name: str = '',
-         defaults: Defaults | None = None) -> Run:
+         defaults: Defaults | None = None) -> ReportedRun:
   """Reads one workdir.
 
   Args:
@@ -154,10 +154,11 @@ def read(folder: str | os.PathLike[str], name: str = '',
       outcome(seed)  # Raises if the rows cannot be summed up.
     title = name or text.plain(path.name)
     numbers = tuple(s[0].get('seed', planned[0]) for s in seeds)
-    return Run(title, [path], config, seeds,
-               summary_lib.elapsed(times), paper_flags.printed(comments),
-               numbers, tuple(planned), _changed(config, defaults),
-               _federations(config['facts'], planned[0], numbers), title)
+    return ReportedRun(
+        title, [path], config, seeds, summary_lib.elapsed(times),
+        paper_flags.printed(comments), numbers, tuple(planned),
+        _changed(config, defaults),
+        _federations(config['facts'], planned[0], numbers), title)
   except KeyError as error:
     raise ValueError(f'{path} is damaged: {error} is missing.') from error
   except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -225,7 +226,8 @@ def _cells() -> dict[str, tuple[str, ...]]:
 
 def load(folders: Sequence[str | os.PathLike[str]],
          left_out: list[str] | None = None,
-         defaults: Defaults | None = None, repeats: bool = False) -> list[Run]:
+         defaults: Defaults | None = None, repeats: bool = False
+         ) -> list[ReportedRun]:
   """Reads workdirs; those that differ only in their seeds become one run.
 
   Those whose flags stood for other data, code or knobs stay apart.
@@ -241,7 +243,7 @@ def load(folders: Sequence[str | os.PathLike[str]],
   Raises:
     ValueError: see `read`; if none can be read; or if a seed comes twice.
   """
-  groups: dict[str, list[Run]] = {}
+  groups: dict[str, list[ReportedRun]] = {}
   faults: list[str] = []
   for folder in dict.fromkeys(os.path.normpath(f) for f in folders):
     try:
@@ -266,7 +268,7 @@ def load(folders: Sequence[str | os.PathLike[str]],
   return named(joined)
 
 
-def _alike(runs: Sequence[Run]) -> list[list[Run]]:
+def _alike(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
   """Parts runs of equal flags where these stood for something else.
 
   That is so if the data have changed between them, a file of the user's own,
@@ -304,7 +306,8 @@ def _meant(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
       for name, value in known[field]['knobs'].items())
 
 
-def _once(runs: list[Run], left_out: list[str] | None) -> list[Run]:
+def _once(runs: list[ReportedRun], left_out: list[str] | None
+          ) -> list[ReportedRun]:
   """Leaves out runs that repeat a seed of an earlier one; see `load`."""
   owners: dict[int, pathlib.Path] = {}
   kept = []
@@ -321,13 +324,13 @@ def _once(runs: list[Run], left_out: list[str] | None) -> list[Run]:
   return kept
 
 
-def _cells_of(runs: Sequence[Run]) -> list[list[Run]]:
+def _cells_of(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
   """Parts runs that are compared as they use a machine in different ways.
 
   Those of which none repeats a seed are seeds of one cell, whatever each of
   them was run on.
   """
-  ways: dict[str, list[Run]] = {}
+  ways: dict[str, list[ReportedRun]] = {}
   for run in runs:
     flags = run.config['flags']
     ways.setdefault(repr([flags.get(k) for k in flag_kinds.MACHINE]),
@@ -340,10 +343,11 @@ def _cells_of(runs: Sequence[Run]) -> list[list[Run]]:
   return [*ways.values()]
 
 
-def _parted(runs: Iterable[Run], go_together: Callable[[Run, Run], bool]
-            ) -> list[list[Run]]:
+def _parted(runs: Iterable[ReportedRun],
+            go_together: Callable[[ReportedRun, ReportedRun], bool]
+            ) -> list[list[ReportedRun]]:
   """Parts runs: each joins the first part with all of which it goes."""
-  parts: list[list[Run]] = []
+  parts: list[list[ReportedRun]] = []
   for run in runs:
     part = next((part for part in parts
                  if all(go_together(one, run) for one in part)), None)
@@ -354,11 +358,11 @@ def _parted(runs: Iterable[Run], go_together: Callable[[Run, Run], bool]
   return parts
 
 
-def _share_no_seed(one: Run, other: Run) -> bool:
+def _share_no_seed(one: ReportedRun, other: ReportedRun) -> bool:
   return not {*one.numbers} & {*other.numbers}
 
 
-def _joined(runs: list[Run]) -> Run:
+def _joined(runs: list[ReportedRun]) -> ReportedRun:
   """Joins several runs into one of all their seeds that are as far as any."""
   if len(runs) == 1:
     return runs[0]
@@ -399,7 +403,7 @@ def _united(changes: Sequence[tuple[str, ...] | None]
   return tuple(found)
 
 
-def compared(runs: Sequence[Run]) -> names.Plan:
+def compared(runs: Sequence[ReportedRun]) -> names.Plan:
   """Finds what differs between runs: their names and how they are drawn."""
   places = {folder for run in runs for folder in run.folders}
   bounds = [i for i, run in enumerate(runs) if all(
@@ -412,7 +416,7 @@ def compared(runs: Sequence[Run]) -> names.Plan:
        for run in runs], flag_kinds.OF_A_SEED, bounds)
 
 
-def named(runs: Sequence[Run]) -> list[Run]:
+def named(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
   """Gives runs short names, all different, by what tells them apart."""
   return [dataclasses.replace(run, name=name)
           for run, name in zip(runs, compared(runs).names, strict=True)]
@@ -481,7 +485,7 @@ def reached(rows: Sequence[Row], target: float) -> tuple[int, float] | None:
   return None
 
 
-def default_target(runs: Sequence[Run]) -> float:
+def default_target(runs: Sequence[ReportedRun]) -> float:
   """Returns the highest multiple of 5 % that all seeds of all runs reach."""
   best = [max((r['accuracy'] for r in rows if r.get('accuracy') is not None),
               default=0.0) for run in runs for rows in run.seeds]

@@ -54,7 +54,7 @@ def read(folders: str | Sequence[str], columns: Sequence[str] = ()
 
 
 def load(folders: Sequence[str], left_out: list[str] | None = None
-         ) -> list[stored_runs.Run]:
+         ) -> list[stored_runs.ReportedRun]:
   """Reads runs. Their `folder_name` becomes their name in tables, unique.
 
   Args:
@@ -72,7 +72,7 @@ def load(folders: Sequence[str], left_out: list[str] | None = None
           dataclasses.replace(run, folder_name=run.name) for run in runs]
 
 
-def rows_of(runs: Sequence[stored_runs.Run], columns: Sequence[str] = ()
+def rows_of(runs: Sequence[stored_runs.ReportedRun], columns: Sequence[str] = ()
             ) -> list[dict[str, Any]]:
   """Makes a row of each run that `load` has read.
 
@@ -101,7 +101,8 @@ def _naming(folders: Sequence[str]) -> Iterator[None]:
     raise ValueError(f'{" ".join(folders)} is damaged: {error}') from error
 
 
-def _row(run: stored_runs.Run, columns: Sequence[str]) -> dict[str, Any]:
+def _row(run: stored_runs.ReportedRun, columns: Sequence[str]
+         ) -> dict[str, Any]:
   configs = [workdir.read_config(folder) for folder in run.folders]
   seeds, flags = run.seeds, configs[0]['flags']
   if len(configs) > 1:  # Only then are there other seeds than these flags have.
@@ -345,7 +346,8 @@ def write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,
                      f'{error.strerror}.') from error
 
 
-def draw_epsilon(out: pathlib.Path, runs: Sequence[stored_runs.Run]) -> None:
+def draw_epsilon(out: pathlib.Path, runs: Sequence[stored_runs.ReportedRun]
+                 ) -> None:
   """Draws accuracy against epsilon, to <out>_epsilon.png."""
   tradeoff.plot({run.folder_name: run.seeds for run in runs},
                 out.with_name(out.name + '_epsilon.png'))

@@ -76,7 +76,7 @@ def over_seeds(values: Sequence[float | None], *, scale: float = 1.0,
   return Value(float(scaled.mean()), std, digits)
 
 
-def main_table(runs: Sequence[stored_runs.Run],
+def main_table(runs: Sequence[stored_runs.ReportedRun],
                more: Sequence[str] = ()) -> Grid:
   """Makes the table of accuracies in percent, times, and the papers' numbers.
 
@@ -131,7 +131,7 @@ def _spent(method: str, outcomes: Sequence[dict[str, Any]]) -> str:
   return summary.epsilon(values, study.is_nominal(method)) if values else ''
 
 
-def _few_rows(runs: Sequence[stored_runs.Run]) -> list[str]:
+def _few_rows(runs: Sequence[stored_runs.ReportedRun]) -> list[str]:
   """Says which runs have few validation rows; of all of them without names."""
   said = {run.few_rows for run in runs}
   if len(said) == 1 and all(said):
@@ -139,7 +139,7 @@ def _few_rows(runs: Sequence[stored_runs.Run]) -> list[str]:
   return by_text((run.name, run.few_rows) for run in runs)
 
 
-def _paper(run: stored_runs.Run) -> Value:
+def _paper(run: stored_runs.ReportedRun) -> Value:
   """Returns the paper's number; it is marked if the run has other flags."""
   if run.paper is None:
     return Value(None)
@@ -152,17 +152,18 @@ def _of(done: int, planned: int) -> str:
   return str(done) if done >= planned else f'{done} of {planned}'
 
 
-def _rounds(run: stored_runs.Run) -> str:
+def _rounds(run: stored_runs.ReportedRun) -> str:
   """Says how far the seeds are: `20`, or `1 of 2`."""
   return _of(run.rounds, run.num_rounds)
 
 
-def _notes(runs: Sequence[stored_runs.Run], paper: bool = True) -> list[str]:
+def _notes(runs: Sequence[stored_runs.ReportedRun], paper: bool = True
+           ) -> list[str]:
   return ['; '.join(run.notes(paper)) for run in runs]
 
 
-def target_table(runs: Sequence[stored_runs.Run], targets: Sequence[float]
-                 ) -> Grid:
+def target_table(runs: Sequence[stored_runs.ReportedRun],
+                 targets: Sequence[float]) -> Grid:
   """Makes the table of rounds and megabytes to reach a test accuracy."""
   columns = ['run']
   for target in targets:
@@ -183,7 +184,7 @@ def target_table(runs: Sequence[stored_runs.Run], targets: Sequence[float]
   return Grid(columns, rows, _notes(runs, paper=False))
 
 
-def difference_table(runs: Sequence[stored_runs.Run],
+def difference_table(runs: Sequence[stored_runs.ReportedRun],
                      compared: Sequence[pairs.Pair]) -> Grid:
   """Makes the table of final accuracies minus a reference's, seed by seed.
 
@@ -205,8 +206,8 @@ def difference_table(runs: Sequence[stored_runs.Run],
                '95 % to', 'which is'], rows, notes)
 
 
-def client_table(runs: Sequence[stored_runs.Run], references: Sequence[int]
-                 ) -> Grid:
+def client_table(runs: Sequence[stored_runs.ReportedRun],
+                 references: Sequence[int]) -> Grid:
   """Makes the table of how final accuracy varies over clients' class mixes.
 
   Args:

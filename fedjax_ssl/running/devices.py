@@ -15,16 +15,16 @@ from fedjax_ssl.core import checks, client_map
 from fedjax_ssl.training import environment, processes
 
 # By option, the environment variable that replaces it if it is left out.
-_PLACE = {'coordinator_address': 'JAX_COORDINATOR_ADDRESS',
-          'num_processes': 'JAX_NUM_PROCESSES',
-          'process_id': 'JAX_PROCESS_ID'}
+_CLUSTER = {'coordinator_address': 'JAX_COORDINATOR_ADDRESS',
+            'num_processes': 'JAX_NUM_PROCESSES',
+            'process_id': 'JAX_PROCESS_ID'}
 # How XLA is told a number of CPU devices by others.
 _FORCED = 'xla_force_host_platform_device_count'
 # More devices than these make no processor faster.
 _MOST_CPU_DEVICES = 64
 
 
-def place(options: Config) -> tuple[str, int, int] | None:
+def cluster(options: Config) -> tuple[str, int, int] | None:
   """Finds the coordinator, the number of processes and this one's id.
 
   Returns:
@@ -36,16 +36,16 @@ def place(options: Config) -> tuple[str, int, int] | None:
   """
   if not options.distributed:
     return None
-  found = {name: getattr(options, name) for name in _PLACE}
-  for name, variable in _PLACE.items():
+  found = {name: getattr(options, name) for name in _CLUSTER}
+  for name, variable in _CLUSTER.items():
     if found[name] is None:
       found[name] = os.environ.get(variable) or None
   given = {name: value for name, value in found.items() if value is not None}
   if not given:
     return None
-  if missing := [name for name in _PLACE if name not in given]:
+  if missing := [name for name in _CLUSTER if name not in given]:
     raise FieldError(*next(iter(given.items())), f'needs {missing[0]}, or the '
-                     f'variable {_PLACE[missing[0]]}, as well.')
+                     f'variable {_CLUSTER[missing[0]]}, as well.')
   numbers = [str(given[name]) for name in ('num_processes', 'process_id')]
   if not all(n.isascii() and n.isdigit() for n in numbers) or not (
       int(numbers[1]) < int(numbers[0])):
@@ -67,7 +67,7 @@ def join(options: Config) -> None:
   Raises:
     ValueError: if nothing says where they are, or not all of them meet.
   """
-  where = place(options)
+  where = cluster(options)
   _count_cpu_devices(options, 1 if where is None else where[1])
   if not options.distributed:
     return

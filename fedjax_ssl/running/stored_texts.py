@@ -104,7 +104,7 @@ def _other_default(folder: pathlib.Path, field: str, now: Mapping[str, Any],
                    was: Mapping[str, Any]) -> str:
   """One line: what a text stood for, stands for, and how to go on."""
   differs = choices.changed(was['knobs'], now['knobs'])
-  text = task_lib.renewed(field, now['text'], was['knobs'])
+  text = task_lib.restated(field, now['text'], was['knobs'])
   return (f'{folder} began when --{field}={now["text"]} stood for '
           f'{choices.listed(differs, 0)}; today it stands for '
           f'{choices.listed(differs, 1)}. Go on with --{field}="{text}".')

@@ -286,7 +286,7 @@ class RowsOnDisk(Rows):
     """Flushes all rows; the table, which is what a checkpoint holds."""
     with _naming(self._file):
       os.fsync(self._descriptor)
-      disk.flush_one(self._file.parent)
+      disk.fsync(self._file.parent)
     self._fresh[:] = False
     return jax.tree.map(np.copy, self._table)
 

@@ -53,7 +53,7 @@ class _GrowingFile:
       disk.replace(file, data)
     self._open()
     if there is None:  # A checkpoint must not outlast the file's name.
-      disk.flush_one(file.parent)
+      disk.fsync(file.parent)
 
   def _open(self) -> None:
     # Unbuffered: a line that fails leaves nothing for `close` to write.

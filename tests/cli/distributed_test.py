@@ -178,7 +178,7 @@ ADDRESS = {'coordinator_address': 'localhost:1234'}
 ])
 def test_what_does_not_go_together_is_refused(flags, words):
   with pytest.raises(config.FieldError) as refused:
-    devices.place(config.resolve(flags))
+    devices.cluster(config.resolve(flags))
   assert all(word in refused.value.text('--') for word in words), refused.value
 
 
@@ -186,9 +186,9 @@ def test_variables_stand_in_for_flags(monkeypatch):
   monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'host:1')
   monkeypatch.setenv('JAX_NUM_PROCESSES', '3')
   monkeypatch.setenv('JAX_PROCESS_ID', '1')
-  assert devices.place(config.Config()) is None
-  assert devices.place(config.Config(distributed=True)) == ('host:1', 3, 1)
-  assert devices.place(config.Config(distributed=True, process_id=2)) == (
+  assert devices.cluster(config.Config()) is None
+  assert devices.cluster(config.Config(distributed=True)) == ('host:1', 3, 1)
+  assert devices.cluster(config.Config(distributed=True, process_id=2)) == (
       'host:1', 3, 2)
 
 

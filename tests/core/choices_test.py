@@ -44,8 +44,8 @@ def test_every_profile_is_known_with_what_it_stands_for(name):
      "uda(threshold=0.5, tsa='exp')"),
     ('rscfed(groups=2)', {'max_norm': float('inf')},
      'rscfed(groups=2, clip_norm=1e999)')])
-def test_a_text_is_renewed(text, was, today):
-  assert task.renewed('method', text, was) == today
+def test_a_text_is_restated(text, was, today):
+  assert task.restated('method', text, was) == today
   assert not choices.changed(was, choices.resolved(today, methods.METHODS))
 
 
@@ -53,12 +53,12 @@ def test_a_text_is_renewed(text, was, today):
     ('uda', {'lost': 1}), ('fedlabel', {'profile.pull': 0.0})])
 def test_what_no_knob_says_is_refused(text, was):
   with pytest.raises(ValueError, match='no knob says'):
-    task.renewed('method', text, was)
+    task.restated('method', text, was)
 
 
 def test_a_view_within_a_view_is_resolved_too():
   was = {'weak': 'flip_crop', 'weak.pad': 3}
-  assert task.renewed('strong', 'ra_mc', was) == (
+  assert task.restated('strong', 'ra_mc', was) == (
       "ra_mc(weak='flip_crop(pad=3)')")
 
 

@@ -83,7 +83,7 @@ def test_some_unlabeled_rows_with_labels_of_their_own(kept):
   chosen = jnp.zeros(width, bool).at[jnp.array(kept, jnp.int32)].set(True)
   given = 10 + jnp.arange(width, dtype=jnp.int32)
   # Padding is not taken, wanted or not.
-  part, order = batching.narrowed(
+  part, order = batching.select_unlabeled(
       shard, chosen | (jnp.arange(width) >= toy.UNLABELED[0]))
   made = batching.batches(toy.task(), federation.train, part, KEY,
                           'unlabeled', pseudo_labels=given[order])

@@ -60,20 +60,22 @@ def test_a_window_is_a_mean_of_the_last_batches():
   rows, real = jnp.array([[.9, .1], [.5, .5]]), jnp.ones(2)
   seen = adamatch.Seen(jnp.full((3, 2), .5), jnp.full(2, .5), jnp.zeros(()))
   for p in (rows, rows[::-1], rows[:, ::-1], rows):
-    seen = adamatch.renewed(seen, (p, real), None, adamatch.Told(
-        jnp.zeros(()), jnp.zeros(()), jnp.zeros(2)), threshold=.9, decay=.999)
+    seen = adamatch.updated_averages(
+        seen, (p, real), None, adamatch.LabeledSums(
+            jnp.zeros(()), jnp.zeros(()), jnp.zeros(2)),
+        threshold=.9, decay=.999)
   means = [p.mean(0) for p in (rows, rows[:, ::-1], rows)]
   np.testing.assert_allclose(seen.shares, means, rtol=1e-6)
-  nobody = adamatch.renewed(seen, (rows, 0 * real), (rows, 0 * real), None,
-                            threshold=.9, decay=.999)
+  nobody = adamatch.updated_averages(
+      seen, (rows, 0 * real), (rows, 0 * real), None, threshold=.9, decay=.999)
   np.testing.assert_array_equal(nobody.shares, seen.shares)
 
 
 def test_a_server_that_saw_no_row_changes_no_target():
   """And the bar is FixMatch's own."""
   seen = adamatch.Seen(jnp.full(2, .5), jnp.array([.3, .7]), jnp.zeros(()))
-  after = adamatch.renewed(
-      seen, (jnp.full((1, 2), .5), jnp.ones(1)), None, adamatch.Told(
+  after = adamatch.updated_averages(
+      seen, (jnp.full((1, 2), .5), jnp.ones(1)), None, adamatch.LabeledSums(
           jnp.zeros(()), jnp.zeros(()), jnp.zeros(2)), threshold=.9, decay=.5)
   np.testing.assert_array_equal(after.target, seen.target)
   np.testing.assert_allclose(after.bar, .9, rtol=1e-6)

@@ -261,7 +261,7 @@ def test_labels_at_a_server_that_would_not_learn_are_refused():
   task = toy.task(labels_at='server')
 
   def client_update(payload, client, key):
-    model, metrics, _ = averaging.train_locally(
+    model, _, metrics = averaging.train_locally(
         task, averaging.supervised(task), payload.model, client.train,
         client.shard, client.round, key, 'unlabeled')
     return Update(tree.subtract(model, payload.model), jnp.float32(1), (),

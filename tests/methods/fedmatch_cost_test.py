@@ -253,13 +253,13 @@ def test_nobody_is_its_own_helper_by_similarity():
   assert chosen(0, 7) == [1, 2, -1, -1, -1, -1, -1]
 
 
-def test_the_judge_against_one_pass():
+def test_validation_scores_against_one_pass():
   federation, _ = toy.federation()
   task = toy.task()
   model = task.model.init(KEY)
   many = Examples(*(jnp.concatenate([jnp.asarray(x)] * 14)
                     for x in federation.test))  # More than one batch.
-  accuracy, loss = plateau.judge(task, model, many)
+  accuracy, loss = plateau.validation_scores(task, model, many)
   log_p = jax.nn.log_softmax(task.apply(model, many.inputs))
   np.testing.assert_allclose(
       accuracy, (log_p.argmax(-1) == many.labels).mean(), rtol=1e-5)

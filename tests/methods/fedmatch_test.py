@@ -16,8 +16,7 @@ from fedjax_ssl import losses, methods, sparse
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import Batch, Cohort, Context, Update
 from fedjax_ssl.data.batching import Pair
-from fedjax_ssl.methods.fedmatch import client, server, settings
-from fedjax_ssl.methods.fedmatch import losses as fm
+from fedjax_ssl.methods.fedmatch import client, local_step, server, settings
 from tests import toy
 from tests.thorough import wider
 
@@ -199,12 +198,12 @@ def parts():
 
 def test_no_derivative_crosses():
   sigma, psi, batch = parts()
-  weights = fm.Weights(num_helpers=0, threshold=0.0, l1=.1)
+  weights = local_step.Weights(num_helpers=0, threshold=0.0, l1=.1)
   def labeled(sigma, psi):
-    return fm.labeled_loss(task(), sigma, psi, {}, batch, KEY)[0]
+    return local_step.labeled_loss(task(), sigma, psi, {}, batch, KEY)[0]
   def unlabeled(sigma, psi):
-    return fm.unlabeled_loss(task(), sigma, psi, {}, batch, KEY,
-                             weights=weights)[0]
+    return local_step.unlabeled_loss(task(), sigma, psi, {}, batch, KEY,
+                                     weights=weights)[0]
   by_sigma, by_psi = jax.grad(labeled, (0, 1))(sigma, psi)
   assert tree.global_norm(by_sigma) > 0 and tree.global_norm(by_psi) == 0
   by_sigma, by_psi = jax.grad(unlabeled, (0, 1))(sigma, psi)
@@ -214,12 +213,12 @@ def test_no_derivative_crosses():
 def test_the_unlabeled_loss_in_numpy():
   """Two helpers, one place empty, a masked row: every term of equation 6."""
   sigma, psi, batch = parts()
-  weights = fm.Weights(
+  weights = local_step.Weights(
       num_helpers=3, threshold=0.4, agreement=2.0, consistency=3.0, l2=.5,
       l1=.25, l2_reduction='sum', over='confident')
   other = jax.random.normal(KEY, (3, 5, toy.NUM_CLASSES)) * 2
   present = jnp.array([1., 0., 1.])
-  got, (_, metrics) = fm.unlabeled_loss(
+  got, (_, metrics) = local_step.unlabeled_loss(
       task(), sigma, psi, {}, batch, KEY, weights=weights,
       panel=lambda inputs: other, present=present)
   def p(images):
@@ -250,8 +249,8 @@ def test_an_empty_place_of_a_helper_changes_no_loss(over_helpers):
   sigma, psi, batch = parts()
   other = jax.random.normal(KEY, (3, 5, toy.NUM_CLASSES)) * 2
   def loss(advice, present):
-    return fm.unlabeled_loss(
-        task(), sigma, psi, {}, batch, KEY, weights=fm.Weights(
+    return local_step.unlabeled_loss(
+        task(), sigma, psi, {}, batch, KEY, weights=local_step.Weights(
             num_helpers=len(advice), threshold=0.4, over_helpers=over_helpers),
         panel=lambda inputs: advice, present=jnp.array(present))[0]
   np.testing.assert_allclose(loss(other, [1., 0., 1.]),
@@ -264,7 +263,7 @@ def test_sparse_differs_from_dense_by_l1_alone():
           for part in (sigma, psi)]
   distance, norm = ((flat[0] - flat[1])**2), np.abs(flat[1]).sum()
   for reduction, l2 in (('mean', distance.mean()), ('sum', distance.sum())):
-    dense, sparse_ = (fm.penalty(sigma, psi, fm.Weights(
+    dense, sparse_ = (local_step.penalty(sigma, psi, local_step.Weights(
         l2=.5, l1=l1, l2_reduction=reduction)) for l1 in (0.0, .25))
     np.testing.assert_allclose(dense, .5 * l2, rtol=1e-5)
     np.testing.assert_allclose(sparse_ - dense, .25 * norm, rtol=1e-4)
@@ -277,10 +276,11 @@ def test_a_part_without_rows_stays_under_weight_decay(kind):
   # With momentum, so that an optimizer that did not rest would be seen.
   pair = Pair(batch, batch, None)._replace(**{
       kind: batch._replace(mask=jnp.zeros_like(batch.mask))})
-  now = fm.start(sigma, psi, {}, optimizer)
+  now = local_step.start(sigma, psi, {}, optimizer)
   for _ in range(2):
-    now, _ = fm.step(task(), now, pair, KEY, optimizer=optimizer,
-                     weights=fm.Weights(num_helpers=0, threshold=0.0))
+    now, _ = local_step.step(task(), now, pair, KEY, optimizer=optimizer,
+                             weights=local_step.Weights(
+                                 num_helpers=0, threshold=0.0))
   rests, moves = (((now.sigma, now.sigma_opt), (sigma, optimizer.init(sigma))),
                   ((now.psi, now.psi_opt), (psi, optimizer.init(psi))))
   if kind == 'unlabeled':
@@ -295,9 +295,10 @@ def test_a_weak_view_that_learns_from_helpers_is_derived(consistency, forward,
                                                          backward):
   sigma, psi, batch = parts()
   other, optimizer = jnp.zeros((2, 5, toy.NUM_CLASSES)), optax.sgd(.1)
-  _, metrics = fm.step(
-      task(), fm.start(sigma, psi, {}, optimizer), Pair(None, batch, None), KEY,
-      optimizer=optimizer, weights=fm.Weights(
+  _, metrics = local_step.step(
+      task(), local_step.start(sigma, psi, {}, optimizer),
+      Pair(None, batch, None), KEY, optimizer=optimizer,
+      weights=local_step.Weights(
           num_helpers=2, consistency=consistency),
       panel=lambda inputs: other, present=jnp.ones(2))
   rows = batch.mask.sum()
@@ -308,9 +309,10 @@ def test_a_weak_view_that_learns_from_helpers_is_derived(consistency, forward,
 def test_a_batch_of_no_rows_does_not_move_psi():
   sigma, psi, batch = parts()
   def by_psi(mask):
-    return jax.grad(lambda psi: fm.unlabeled_loss(
+    return jax.grad(lambda psi: local_step.unlabeled_loss(
         task(), sigma, psi, {}, batch._replace(mask=mask), KEY,
-        weights=fm.Weights(num_helpers=0, threshold=1.1, l1=.1))[0])(psi)
+        weights=local_step.Weights(
+            num_helpers=0, threshold=1.1, l1=.1))[0])(psi)
   assert tree.global_norm(by_psi(jnp.zeros(5))) == 0
   assert tree.global_norm(by_psi(batch.mask)) > 0  # Nobody is confident.
 

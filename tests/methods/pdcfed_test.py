@@ -61,14 +61,14 @@ def test_rows_of_both_stages():
 def test_averages_of_a_batch_of_one_row_and_of_none():
   gained, mask = np.array([.2, .6, .9, .4], np.float32), np.array([1, 1, 0, 1.])
   real = gained[mask > 0]
-  found = pdcfed.renewed(SEEN, gained, mask, decay=.9)
+  found = pdcfed.updated_averages(SEEN, gained, mask, decay=.9)
   np.testing.assert_allclose(found.mean, .9 * .4 + .1 * real.mean(), rtol=1e-5)
   np.testing.assert_allclose(
       found.variance, .9 * .02 + .1 * real.var(ddof=1), rtol=1e-5)
-  one = pdcfed.renewed(SEEN, gained, np.array([0, 1., 0, 0]),
-                       decay=.9)
+  one = pdcfed.updated_averages(SEEN, gained, np.array([0, 1., 0, 0]),
+                                decay=.9)
   np.testing.assert_allclose(one, [.9 * .4 + .1 * .6, .02], rtol=1e-5)
-  chex.assert_trees_all_equal(pdcfed.renewed(
+  chex.assert_trees_all_equal(pdcfed.updated_averages(
       SEEN, gained, 0 * mask, decay=.9), SEEN)
 
 

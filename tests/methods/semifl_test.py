@@ -111,7 +111,7 @@ def test_as_many_rows_are_mixed_in_as_are_fixed():
   task = _task(unlabeled_batch=2, local_epochs=2)
   client = _client(federation, 0)
   chosen = jnp.arange(client.shard.unlabeled.shape[0]) % 2 == 0
-  shard, order = batching.narrowed(client.shard, chosen)
+  shard, order = batching.select_unlabeled(client.shard, chosen)
   places = semifl.drawn(KEY, client.shard)
   assert int(places.max()) < toy.UNLABELED[0] and len({*map(int, places)}) > 2
   labels = jnp.arange(places.shape[0])

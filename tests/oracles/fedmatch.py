@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_ssl import methods
 from fedjax_ssl.core.types import Federation, Method, Shard, State, Task
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods.fedmatch import client, helpers, losses, server
+from fedjax_ssl.methods.fedmatch import client, helpers, local_step, server
 from fedjax_ssl.methods.fedmatch.settings import Settings
 from fedjax_ssl.testing import keys
 from tests.oracles import ours
@@ -125,7 +125,7 @@ class Run:
       ours.close(known, self.theirs('supervised')[one.number])
       ours.close(others, self.theirs('terms')[one.number], 1e-6)
 
-  def learned(self, record: server.Server) -> losses.Learner:
+  def learned(self, record: server.Server) -> local_step.Learner:
     """What the server's labels make of a record."""
     return self._on_labels(record)[0]
 
@@ -160,11 +160,12 @@ class Run:
     return known if at_server else each, terms
 
   def _steps(self, record: server.Server, shard: Shard, streams: str,
-             weights: losses.Weights, **helped: Any
-             ) -> tuple[losses.Learner, jax.Array, jax.Array]:
+             weights: local_step.Weights, **helped: Any
+             ) -> tuple[local_step.Learner, jax.Array, jax.Array]:
     """Trains as one round does; of every step the losses, on labels first."""
     key, optimizer = keys.key(0), self.task.optimizer(jnp.int32(0))
-    learner = losses.start(record.sigma, record.psi, record.stats, optimizer)
+    learner = local_step.start(
+        record.sigma, record.psi, record.stats, optimizer)
     made = batching.batches(self.task, self.data.train, shard, key, streams)
     cursor, known, others = made.start(), [], []
     for i in range(2):
@@ -173,10 +174,10 @@ class Run:
         part = batch._replace(**{
             other: None for other in ('labeled', 'unlabeled') if other != name})
         if name == 'unlabeled' and part.unlabeled is not None:
-          others.append([losses.unlabeled_loss(
+          others.append([local_step.unlabeled_loss(
               self.task, *learner[:3], part.unlabeled, key,
               weights=_only(weights, term), **helped)[0] for term in TERMS])
-        learner, metrics = losses.step(
+        learner, metrics = local_step.step(
             self.task, learner, part, key, optimizer=optimizer,
             weights=weights, **helped)
         if name == 'labeled':
@@ -184,7 +185,7 @@ class Run:
     return learner, jnp.array(known), jnp.array(others)
 
 
-def _only(weights: losses.Weights, term: str) -> losses.Weights:
+def _only(weights: local_step.Weights, term: str) -> local_step.Weights:
   """The weights, of `TERMS` with this one alone."""
   others: dict[str, Any] = {x: 0.0 for x in TERMS if x != term}
   return dataclasses.replace(weights, **others)

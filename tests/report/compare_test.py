@@ -48,7 +48,7 @@ def plan(*flags, folders=None) -> names.Plan:
 
 
 def grid(root: pathlib.Path, methods=('fedavg', 'fixmatch'), alphas=(.1, 1.0),
-         seeds=(0, 1, 2)) -> list[stored_runs.Run]:
+         seeds=(0, 1, 2)) -> list[stored_runs.ReportedRun]:
   """Runs that rise towards 100 %, so that a deviation would pass it."""
   folders = []
   for k, method in enumerate(methods):

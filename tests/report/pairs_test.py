@@ -61,7 +61,7 @@ def test_a_gain_is_told_with_its_interval(runs, said):
 
 
 def _tuned(folder: pathlib.Path, accuracies: dict[tuple[str, float], float],
-           **more) -> list[stored_runs.Run]:
+           **more) -> list[stored_runs.ReportedRun]:
   """Runs of three seeds, by method and rate."""
   return stored_runs.load([fake.write(
       folder / f'{method[:3]}{rate}{len(method)}', [
@@ -109,7 +109,8 @@ def test_without_validation_rows_the_test_rows_choose(tmp_path):
                                   for run in found])
 
 
-def _with_net(run: stored_runs.Run, digest: str) -> stored_runs.Run:
+def _with_net(run: stored_runs.ReportedRun, digest: str
+              ) -> stored_runs.ReportedRun:
   """The run with a network of a user's, whose file has this digest."""
   config = run.config
   return dataclasses.replace(run, config={

@@ -313,7 +313,7 @@ def _train(task: Task, s: _Settings, streams: str, loss_fn: LossFn,
     rows = jnp.where(client.round < s.warmup, 0, client.shard.num_unlabeled)
     client = client._replace(shard=client.shard._replace(num_unlabeled=rows))
   rule = s.server if streams == 'labeled' else 'fedavg'
-  trained, metrics, _ = averaging.train_locally(
+  trained, _, metrics = averaging.train_locally(
       own_task, averaging.with_proximal_term(task, loss_fn, rule, s.mu),
       model, client.train, client.shard, client.round, key, streams)
   return trained, metrics

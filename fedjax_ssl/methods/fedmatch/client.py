@@ -13,7 +13,7 @@ from fedjax_ssl.core import client_weights, local_training, optimizers, tree
 from fedjax_ssl.core.optimizers import Plateau
 from fedjax_ssl.core.types import Client, PyTree, Task, Update, Variables
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods.fedmatch import helpers, losses
+from fedjax_ssl.methods.fedmatch import helpers, local_step
 from fedjax_ssl.methods.fedmatch.settings import Settings
 from fedjax_ssl.methods.parts import plateau
 
@@ -144,7 +144,7 @@ def sent_to_server(s: Settings, held: Parts, trained: Parts
 
 def panel(task: Task, s: Settings, sigma: PyTree, stats: PyTree,
           agents: helpers.Helpers | None, due: jax.Array
-          ) -> losses.Panel | None:
+          ) -> local_step.Panel | None:
   """Makes the function that predicts with the helpers, in rounds with helpers.
 
   A helper's model is the received sigma plus another client's psi; it is not
@@ -153,7 +153,7 @@ def panel(task: Task, s: Settings, sigma: PyTree, stats: PyTree,
   if agents is None:
     return None
   def ask(inputs):
-    return lax.map(lambda psi: task.apply(losses.whole(
+    return lax.map(lambda psi: task.apply(local_step.whole(
         sigma, psi, stats), inputs), agents.psi)
   def nobody(inputs):
     return jnp.zeros(
@@ -173,26 +173,27 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
   factor = memory.rate.factor if memory.rate is not None else payload.factor
   optimizer = task.optimizer(client.round)
   step = functools.partial(
-      losses.step, task, optimizer=optimizer, weights=s.weights,
+      local_step.step, task, optimizer=optimizer, weights=s.weights,
       factor=1.0 if factor is None else factor,
       panel=panel(task, s, held[0], payload.stats, agents, due),
       present=None if agents is None else jnp.where(due, agents.present, 0),
       undivided=s.undivided)
   learner, metrics = local_training.train(
-      step, losses.start(*held, payload.stats, optimizer),
+      step, local_step.start(*held, payload.stats, optimizer),
       batching.batches(task, client.train, client.shard, order_key, s.streams,
                        client.round), step_key)
   sent, up = sent_to_server(s, held, (learner.sigma, learner.psi))
   up += sparse.size(learner.stats)
-  model = losses.whole(*sent, learner.stats)  # As the server will hold it.
+  model = local_step.whole(*sent, learner.stats)  # As the server will hold it.
   rate = memory.rate
   if s.judges:
     # The accuracy is for the server, which could measure it. It is done here
     # because clients are spread over the devices.
-    metrics[SCORE], loss = plateau.judge(task, model, client.validation)
+    metrics[SCORE], loss = plateau.validation_scores(
+        task, model, client.validation)
     if rate is not None:
       if s.sending == 'differences':  # It knows those that it does not send.
-        _, loss = plateau.judge(task, losses.whole(
+        _, loss = plateau.validation_scores(task, local_step.whole(
             learner.sigma, sparse.cut(learner.psi, s.psi_threshold),
             learner.stats), client.validation)
       rate = optimizers.after_loss(

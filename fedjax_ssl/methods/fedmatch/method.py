@@ -10,11 +10,11 @@ import functools
 
 from jax import lax
 
+from fedjax_ssl import losses
 from fedjax_ssl.core import knobs
 from fedjax_ssl.core.types import Method, Task
 from fedjax_ssl.data import batching
-from fedjax_ssl.losses import agreement_vote, pseudo_label
-from fedjax_ssl.methods.fedmatch import client, helpers, losses, server
+from fedjax_ssl.methods.fedmatch import client, helpers, local_step, server
 from fedjax_ssl.methods.fedmatch.settings import (
   AT_SERVER,
   CHOICES,
@@ -173,9 +173,9 @@ def _labels(task: Task, s: Settings, record, memory, inputs):
   del memory
   own = task.apply(server.predicted(s, record), inputs)
   if not isinstance(record.agents, helpers.Ranking):
-    return pseudo_label(own, threshold=s.weights.threshold)
+    return losses.pseudo_label(own, threshold=s.weights.threshold)
   best = helpers.most_reliable(record.agents, -1)
-  advice = lax.map(lambda psi: task.apply(losses.whole(
+  advice = lax.map(lambda psi: task.apply(local_step.whole(
       record.sigma, psi, record.stats), inputs), best.psi)
-  return agreement_vote(own, advice, threshold=s.weights.threshold,
-                        tie=s.weights.tie, present=best.present)
+  return losses.agreement_vote(own, advice, threshold=s.weights.threshold,
+                               tie=s.weights.tie, present=best.present)

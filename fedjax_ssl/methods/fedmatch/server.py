@@ -23,7 +23,7 @@ from fedjax_ssl.core.types import (
   Variables,
 )
 from fedjax_ssl.data import batching
-from fedjax_ssl.methods.fedmatch import helpers, losses
+from fedjax_ssl.methods.fedmatch import helpers, local_step
 from fedjax_ssl.methods.fedmatch.client import Memory, Payload, SCORE
 from fedjax_ssl.methods.fedmatch.settings import Settings
 from fedjax_ssl.methods.parts import assemble, plateau
@@ -41,8 +41,8 @@ class Server(NamedTuple):
 
 def predicted(s: Settings, server: Server) -> Variables:
   """Returns the global model: sigma, and psi without negligible numbers."""
-  return losses.whole(server.sigma, sparse.cut(server.psi, s.psi_threshold),
-                      server.stats)
+  return local_step.whole(server.sigma, sparse.cut(server.psi, s.psi_threshold),
+                          server.stats)
 
 
 def init(task: Task, s: Settings, key: jax.Array, federation: Federation
@@ -81,7 +81,7 @@ def init(task: Task, s: Settings, key: jax.Array, federation: Federation
   memory = Memory(
       tree.repeat(optimizers.plateau(), count) if own_rates else None,
       tree.repeat((sigma, psi), count) if s.copies else None,
-      tree.repeat(losses.whole(sigma, psi, stats), count)
+      tree.repeat(local_step.whole(sigma, psi, stats), count)
       if s.keep_local else None)
   rate = s.lr_decay == 'server' or (own_rates and s.at_server)
   server = Server(sigma, psi, stats, agents,
@@ -96,10 +96,10 @@ def learn(task: Task, s: Settings, server: Server, context: Context,
   optimizer = task.optimizer(context.round)
   rate = server.rate
   step = functools.partial(
-      losses.step, task, optimizer=optimizer, weights=s.weights,
+      local_step.step, task, optimizer=optimizer, weights=s.weights,
       factor=1.0 if rate is None else rate.factor)
   learner, metrics = local_training.train(
-      step, losses.start(server.sigma, server.psi, server.stats, optimizer),
+      step, local_step.start(server.sigma, server.psi, server.stats, optimizer),
       batching.batches(task, context.train, context.shard, order_key,
                        'labeled', context.round), step_key)
   good = tree.all_finite((learner.sigma, learner.stats))
@@ -121,9 +121,9 @@ def on_tasks(s: Settings, state: State, federation: Federation,
   """
   rate, memory = state.server.rate, state.memory
   if s.lr_decay == 'server' and rate is not None:
-    rate = plateau.renewed(rate, federation, round_)
+    rate = plateau.restarted(rate, federation, round_)
   if memory.rate is not None:
-    memory = memory._replace(rate=plateau.renewed(
+    memory = memory._replace(rate=plateau.restarted(
         memory.rate, federation, round_))
   return state._replace(server=state.server._replace(rate=rate),
                         memory=memory)
@@ -179,7 +179,7 @@ def aggregate(task: Task, s: Settings, server: Server, updates: Update,
   elif agents is not None:
     image = helpers.noise_image(context.train.inputs)
     answers = lax.map(lambda parts: helpers.answer(
-        task, losses.whole(*parts), image), tuple(each))
+        task, local_step.whole(*parts), image), tuple(each))
     agents = helpers.report(agents, each[1], answers, ids, active)
   after = Server(new[0], new[1], new[2], agents, server.rate)
   if s.lr_decay == 'server' and server.rate is not None:

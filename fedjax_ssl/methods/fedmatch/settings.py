@@ -6,7 +6,7 @@ from typing import Any
 
 from fedjax_ssl.core import checks, client_weights
 from fedjax_ssl.core.types import Task
-from fedjax_ssl.methods.fedmatch.losses import Weights
+from fedjax_ssl.methods.fedmatch.local_step import Weights
 
 # Values for labels at the clients; `AT_SERVER` has those that differ at the
 # server. The paper's first version does not state over, l2_reduction, psi_init

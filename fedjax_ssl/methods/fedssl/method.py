@@ -332,7 +332,7 @@ def _on_labels(s: _Settings, server: Server, context: Context, key: jax.Array
   """Trains the server's networks on its own labels."""
   nets, metrics = _train(s, server.nets, context.train, context.shard,
                          context.round, key, 'labeled')
-  nets, reported = local_training.taken(nets, server.nets, metrics)
+  nets, reported = local_training.keep_if_finite(nets, server.nets, metrics)
   return server._replace(**nets._asdict()), reported
 
 

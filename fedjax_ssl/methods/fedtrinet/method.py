@@ -305,7 +305,7 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
 def _pretraining(task: Task, payload: Server, client: Client, key: jax.Array
                  ) -> _Trained:
   """Does a client's round in the first phase: FedAvg."""
-  model, metrics, _ = averaging.train_locally(
+  model, _, metrics = averaging.train_locally(
       task, _supervised(task), payload.model, client.train, client.shard,
       client.round, key, 'labeled')
   rows = jnp.asarray(client.shard.num_labeled)
@@ -349,7 +349,7 @@ def _label_rows(task: Task, s: _Settings, models: Sequence[Variables],
                 ) -> tuple[jax.Array, Metrics]:
   """Adds the labels that the three networks accept now to a client's table."""
   labels = client.memory.labels
-  shard, order = batching.narrowed(client.shard, labels < 0)
+  shard, order = batching.select_unlabeled(client.shard, labels < 0)
   order_key, step_key = jax.random.split(key)
 
   def step(labels, batch, key):
@@ -375,7 +375,7 @@ def _tune(task: Task, s: _Settings, model: Variables, client: Client,
   shared = shared_layers.shared_layers(model.params, s.num_shared)
   def frozen(round_: Number) -> optax.GradientTransformation:
     return shared_layers.freeze(task.optimizer(round_), model.params, shared)
-  tuned, metrics, _ = averaging.train_locally(
+  tuned, _, metrics = averaging.train_locally(
       dataclasses.replace(task, optimizer=frozen) if s.frozen else task,
       _supervised(task), model, client.train, client.shard, client.round, key,
       'labeled')
@@ -389,7 +389,7 @@ def _train_on_both(task: Task, s: _Settings, model: Variables, client: Client,
                    labels: jax.Array, harvests: jax.Array, key: jax.Array
                    ) -> tuple[Variables, Metrics]:
   """Trains the third network on the client's labels and the accepted ones."""
-  shard, order = batching.narrowed(client.shard, labels >= 0)
+  shard, order = batching.select_unlabeled(client.shard, labels >= 0)
   order_key, step_key = jax.random.split(key)
   made = batching.batches(task, client.train, shard, order_key, 'both',
                           client.round, pseudo_labels=labels[order])
@@ -438,7 +438,7 @@ def _finish(s: _Settings, record: Server, mean: Any, cohort: Any,
   delta = tree.scale(delta, 1 / jnp.where(share > 0, share, 1))
   bar = threshold_at(confidence, context.round + 1 - s.first_phase,
                      scale=s.scale, protected=s.protected)
-  return Server(assemble.moved(record.model, delta), confidence, bar), {}
+  return Server(assemble.added(record.model, delta), confidence, bar), {}
 
 
 def _pseudo_label(task: Task, s: _Settings, record: Server, memory: Memory,

@@ -1,8 +1,9 @@
 """Adds a server optimizer or hostile clients to any method.
 
 Both are options of the task, and the method does not see them. The server's
-record becomes `Beside`: the method's own record and the optimizer's state. So
-do the clients' memories: the method's own, and whether a client is hostile.
+record becomes `WithAdditions`: the method's own record and the optimizer's
+state. So do the clients' memories: the method's own, and whether a client is
+hostile.
 """
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from fedjax_ssl.methods.parts import attacks, server_optimizers
 ClientUpdate = Callable[..., Update]
 
 
-class Beside(NamedTuple):
+class WithAdditions(NamedTuple):
   """A method's record or memory, and what the task adds to it."""
 
   own: PyTree  # The method's.
@@ -59,7 +60,7 @@ def start(task: Task, state: State, update: ClientUpdate,
     key: the one that drew the initial values.
 
   Returns:
-    The state, whose record and memory are `Beside`.
+    The state, whose record and memory are `WithAdditions`.
   """
   moments: PyTree = ()
   hostile: PyTree = ()
@@ -69,8 +70,8 @@ def start(task: Task, state: State, update: ClientUpdate,
         server_optimizers.trained(tree.zeros_like(message)))
   if task.attack is not None:
     hostile = attacks.hostile(task.attack, key, federation.num_clients)
-  return state._replace(server=Beside(state.server, moments),
-                        memory=Beside(state.memory, hostile))
+  return state._replace(server=WithAdditions(state.server, moments),
+                        memory=WithAdditions(state.memory, hostile))
 
 
 def _message(state: State, update: ClientUpdate,
@@ -126,7 +127,7 @@ def aggregate(task: Task, finish: Callable[..., tuple[Any, Metrics]]
       record; linear if there is an optimizer.
 
   Returns:
-    `aggregate` over records that are `Beside`; linear if `finish` is.
+    `aggregate` over records that are `WithAdditions`; linear if `finish` is.
   """
   optimizer = task.server_optimizer
 
@@ -140,7 +141,7 @@ def aggregate(task: Task, finish: Callable[..., tuple[Any, Metrics]]
     elif isinstance(updates, Update):
       updates = updates._replace(memory=updates.memory.own)
     after, metrics = finish(server.own, updates, cohort, context, key)
-    return Beside(after, moments), metrics
+    return WithAdditions(after, moments), metrics
   if not getattr(finish, 'is_linear', False):
     return run
   return aggregation.linear(run, each=getattr(finish, 'of_each', None),

@@ -247,5 +247,5 @@ class _Own:
       raise checks.FieldError(
           'aggregator', self.text, f'{fault}; a rule takes (updates stacked '
           '[S, ...], weights [S]) and gives one update '
-          f'(at {registry.place(_inner(self.rule))}).')
+          f'(at {registry.location(_inner(self.rule))}).')
     return made

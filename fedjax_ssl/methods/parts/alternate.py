@@ -64,7 +64,7 @@ class Settings(NamedTuple):
   warmup_passes: int
 
 
-def settled(task: Task, s: Settings) -> Task:
+def with_clipping_and_momentum(task: Task, s: Settings) -> Task:
   """Gives a task clipped gradients and the server's momentum.
 
   If the task has a server optimizer already, that replaces the momentum.
@@ -89,7 +89,7 @@ def method(task: Task, s: Settings, client_update: Callable[..., Update],
   labels at the clients the server does not train.
 
   Args:
-    task: as `settled` made it.
+    task: as `with_clipping_and_momentum` made it.
     s: the settings.
     client_update: (payload with `model`, client, key) -> Update.
     remember: (federation, optimizer states [N, ...] or ()) -> the clients'
@@ -181,4 +181,4 @@ def _fine_tune(task: Task, s: Settings, record: Server, context: Context,
       context.round, step_key)
   after = Server(learner.model,
                  learner.opt_state if s.keep_momentum else ())
-  return local_training.taken(after, record, metrics)
+  return local_training.keep_if_finite(after, record, metrics)

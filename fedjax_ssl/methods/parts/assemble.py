@@ -56,7 +56,7 @@ def new_model(task: Task, key: jax.Array) -> Variables:
   return jax.jit(task.model.init)(key)
 
 
-def moved(model: Variables, delta: Variables) -> Variables:
+def added(model: Variables, delta: Variables) -> Variables:
   """Adds an averaged update of parameters and statistics to a model."""
   return Variables(optax.apply_updates(model.params, delta.params),
                    tree.add(model.stats, delta.stats))
@@ -69,7 +69,7 @@ def add_mean(server: Any, mean: Any, cohort: Any, context: Any, key: Any
   del cohort, context, key
   if isinstance(mean, rounds.Counted):
     mean = mean.mean
-  return server._replace(model=moved(server.model, mean)), {}
+  return server._replace(model=added(server.model, mean)), {}
 
 
 def assemble(
@@ -150,12 +150,12 @@ def assemble(
         'labels_at', 'server', 'nothing of this method would see a label; give '
         'clients, or hand assemble on_labels, such as averaging.on_labels.'))
   _check(task, aggregate, alone=not before)
-  added = additions.wanted(task)
-  own = additions.own if added else _unchanged
-  on_own = additions.on_own if added else _unchanged
+  adds = additions.wanted(task)
+  own = additions.own if adds else _unchanged
+  on_own = additions.on_own if adds else _unchanged
   update, finish = client_update, aggregate
   send = broadcast or rounds.whole_record
-  if added:
+  if adds:
     update = additions.client_update(task, client_update)
     finish = None if aggregate is None else additions.aggregate(task, aggregate)
   if finish is not None and (task.aggregator or weigh) is not None:
@@ -177,7 +177,7 @@ def assemble(
                       else (Server(new_model(task, key)), ()))
     state = State(server, memory, jnp.int32(0))
     return additions.start(task, state, client_update, send, federation,
-                           key) if added else state
+                           key) if adds else state
 
   readers = _readers(
       task, own, model=None if aggregate is None else model,

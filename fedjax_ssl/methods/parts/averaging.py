@@ -3,7 +3,7 @@
 A loss for `averaging` is `loss_fn(model, given, batch, key) -> (loss, Aux)`,
 the form of `core.local_training.LossFn`. `given.anchor` is the model that the
 client received, `given.memory` what the loss has kept on this client, and
-`given.told` what the server's loss has kept in this round. `batch` is a
+`given.received` what the server sent beside the model. `batch` is a
 `data.batching.Pair`; a stream that is not used is None. The labels of its
 unlabeled rows are -1: a method cannot read them.
 """
@@ -82,8 +82,8 @@ def with_proximal_term(task: Task, loss_fn: LossFn, server: str, mu: float
 def train_locally(task: Task, loss_fn: LossFn, model: Variables,
                   examples: Examples, shard: Shard, round_: Array,
                   key: jax.Array, streams: str, memory: PyTree = None, *,
-                  factor: Array | None = None, told: PyTree = None
-                  ) -> tuple[Variables, Metrics, PyTree]:
+                  factor: Array | None = None, received: PyTree = None
+                  ) -> tuple[Variables, PyTree, Metrics]:
   """Trains a model for the local epochs of a client, or of the server.
 
   Args:
@@ -97,17 +97,17 @@ def train_locally(task: Task, loss_fn: LossFn, model: Variables,
     streams: 'both', 'labeled' or 'unlabeled'.
     memory: what the loss has kept so far; None if it keeps nothing.
     factor: float32[] that multiplies the optimizer's steps; None is 1.
-    told: what the loss gets as `given.told`.
+    received: what the loss gets as `given.received`.
 
   Returns:
-    The trained model, the metrics of `core.local_training.train`, and what
-    the loss has kept after the last step.
+    The trained model, what the loss has kept after the last step, and the
+    metrics of `core.local_training.train`.
   """
   order_key, step_key = jax.random.split(key)
   optimizer = task.optimizer(round_)
 
   def loss(now, memory, batch, key):
-    return loss_fn(now, Given(model, memory, told), batch, key)
+    return loss_fn(now, Given(model, memory, received), batch, key)
 
   one = local_training.gradient_step(loss, optimizer, factor)
 
@@ -123,12 +123,13 @@ def train_locally(task: Task, loss_fn: LossFn, model: Variables,
       local_training.start(model, optimizer, memory),
       batching.batches(task, examples, shard, order_key, streams, round_),
       step_key)
-  return learner.model, metrics, learner.memory
+  return learner.model, learner.memory, metrics
 
 
-def learned(task: Task, loss_fn: LossFn, model: Variables, context: Context,
-            key: jax.Array, *, first: PyTree = None, last: PyTree = None,
-            factor: Array | None = None) -> tuple[Variables, PyTree, Metrics]:
+def train_on_server_labels(
+    task: Task, loss_fn: LossFn, model: Variables, context: Context,
+    key: jax.Array, *, first: PyTree = None, last: PyTree = None,
+    factor: Array | None = None) -> tuple[Variables, PyTree, Metrics]:
   """Trains the server's model on the labels that the server holds.
 
   Args:
@@ -145,10 +146,10 @@ def learned(task: Task, loss_fn: LossFn, model: Variables, context: Context,
     The trained model and what the loss has kept, or `model` and `last` if
     these are not finite; and the metrics of the server.
   """
-  trained, metrics, kept = train_locally(
+  trained, kept, metrics = train_locally(
       task, loss_fn, model, context.train, context.shard, context.round, key,
       'labeled', first, factor=factor)
-  (model, kept), metrics = local_training.taken(
+  (model, kept), metrics = local_training.keep_if_finite(
       (trained, kept), (model, kept if last is None else last), metrics)
   return model, None if last is None else kept, metrics
 
@@ -156,7 +157,7 @@ def learned(task: Task, loss_fn: LossFn, model: Variables, context: Context,
 def on_labels(task: Task, record: Any, context: Context, key: jax.Array
               ) -> tuple[Any, Metrics]:
   """Trains the server's `record.model` on its labels, by cross entropy."""
-  model, _, metrics = learned(
+  model, _, metrics = train_on_server_labels(
       task, keeping_stats(task, supervised(task)), record.model, context, key)
   return record._replace(model=model), metrics
 
@@ -168,11 +169,11 @@ class _Memory(NamedTuple):
   model: PyTree  # None if local models are not kept.
 
 
-class Telling(NamedTuple):
+class ServerWithMemory(NamedTuple):
   """The server's record where its loss keeps something for the clients."""
 
   model: Variables
-  told: PyTree
+  told: PyTree  # What it has kept; clients get it as `given.received`.
 
 
 class _Settings(NamedTuple):
@@ -188,7 +189,7 @@ class _Settings(NamedTuple):
   falls: bool  # Whether learning rates fall when the validation loss does not.
   remember: Callable[[Federation], PyTree] | None
   sees_last: bool  # Whether the loss is given the client's last model.
-  tells: PyTree  # See `averaging`.
+  server_memory: PyTree  # See `averaging`.
 
   def own(self, row: Any) -> _Memory:
     """Returns a client's memory without the state of its learning rate."""
@@ -227,7 +228,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
               keep_local: bool = False, lr_decay: str = 'none',
               remember: Callable[[Federation], PyTree] | None = None,
               sees_last: bool = False,
-              server_loss: LossFn | None = None, tells: PyTree = None,
+              server_loss: LossFn | None = None, server_memory: PyTree = None,
               pseudo_label: Callable[..., Any] | None = None) -> Method:
   """Makes FedAvg or FedProx over a client loss, or local training alone.
 
@@ -261,15 +262,15 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
       of what it keeps. The last models are then kept.
     server_loss: what the server minimises on its labels; by default cross
       entropy.
-    tells: with labels at the server, what the server's loss gets as
+    server_memory: with labels at the server, what the server's loss gets as
       `given.memory` in its first step of a round. What it has kept after the
-      last one goes to the clients beside the model, as `given.told`.
+      last one goes to the clients beside the model, as `given.received`.
     pseudo_label: (server, memory_row, inputs) -> (label, weight), for
       evaluation.
 
   Returns:
     The method; its server record is `assemble.Server`, `plateau.Server` or
-    `Telling`.
+    `ServerWithMemory`.
 
   Raises:
     ValueError: for an unknown server, weighting or decay, a number out of
@@ -285,9 +286,9 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
   checks.check('streams', streams, STREAMS)
   alone, falls = server == 'local', lr_decay == 'plateau'
   if task.labels_at == 'clients':
-    tells = None
-  elif tells is not None and falls:
-    raise ValueError('a server that tells something has no lr_decay.')
+    server_memory = None
+  elif server_memory is not None and falls:
+    raise ValueError('a server with a memory has no lr_decay.')
   if streams == 'both':
     streams = task.client_streams
   s = _Settings(
@@ -295,7 +296,7 @@ def averaging(task: Task, loss_fn: LossFn, *, streams: str,
       keeping_stats(task, server_loss or supervised(task)),
       streams, weighting, labeled_client_weight,
       keep_local or alone or sees_last, alone, falls, remember, sees_last,
-      tells)
+      server_memory)
   return assemble.assemble(
       task, init=functools.partial(_init, task, s),
       client_update=functools.partial(_client_update, task, s),
@@ -318,8 +319,8 @@ def _init(task: Task, s: _Settings, key: jax.Array, federation: Federation
       tree.repeat(model, federation.num_clients) if s.keep_local else None)
   if s.falls:
     return plateau.start(task, model, memory, federation)
-  if s.tells is not None:
-    return Telling(model, s.tells), memory
+  if s.server_memory is not None:
+    return ServerWithMemory(model, s.server_memory), memory
   return assemble.Server(model), memory
 
 
@@ -327,11 +328,11 @@ def _client_update(task: Task, s: _Settings, payload: Any, client: Client,
                    key: jax.Array) -> Update:
   memory = s.own(client.memory)
   first = memory.model if s.alone else payload.model
-  model, metrics, kept = train_locally(
+  model, kept, metrics = train_locally(
       task, s.client_loss, first, client.train, client.shard, client.round,
       key, s.streams, memory.model if s.sees_last else memory.kept,
       factor=client.memory.rate.factor if s.falls else None,
-      told=None if s.tells is None else payload.told)
+      received=None if s.server_memory is None else payload.told)
   weight, learnt = s.weight(client.shard, kept, metrics)
   if s.keep_local:
     memory = memory._replace(model=tree.where(learnt, model, memory.model))
@@ -349,13 +350,13 @@ def _client_update(task: Task, s: _Settings, payload: Any, client: Client,
 def _on_labels(task: Task, s: _Settings, record: Any, context: Context,
                key: jax.Array) -> tuple[Any, Metrics]:
   """Trains the server's model on its own labels."""
-  model, told, metrics = learned(
-      task, s.labels_loss, record.model, context, key, first=s.tells,
-      last=None if s.tells is None else record.told,
+  model, kept, metrics = train_on_server_labels(
+      task, s.labels_loss, record.model, context, key, first=s.server_memory,
+      last=None if s.server_memory is None else record.told,
       factor=record.rate.factor if s.falls else None)
   record = record._replace(model=model)
-  if s.tells is not None:
-    record = record._replace(told=told)
+  if s.server_memory is not None:
+    record = record._replace(told=kept)
   if s.falls:
     record = record._replace(rate=plateau.after(
         task, record.rate, record.model, context.validation,
@@ -366,7 +367,7 @@ def _on_labels(task: Task, s: _Settings, record: Any, context: Context,
 def _broadcast(s: _Settings, record: Any, client_id: jax.Array,
                group: jax.Array) -> PyTree:
   del client_id, group
-  if s.tells is not None:
+  if s.server_memory is not None:
     return record
   return () if s.alone else assemble.Server(record.model)
 

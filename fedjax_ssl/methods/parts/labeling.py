@@ -142,7 +142,7 @@ def kept(task: Task, client: Client, labels: jax.Array, mask: jax.Array,
     mask: bool[U], true for the rows to train on.
     key: draws the order.
   """
-  shard, order = batching.narrowed(client.shard, mask)
+  shard, order = batching.select_unlabeled(client.shard, mask)
   made = batching.batches(
       task, client.train, shard, key, task.client_streams, client.round,
       pseudo_labels=labels[order])

@@ -67,8 +67,8 @@ def start(task: Task, model: Variables, own: PyTree, federation: Federation
           Memory(rates, own))
 
 
-def judge(task: Task, model: Variables, examples: Examples
-          ) -> tuple[jax.Array, jax.Array]:
+def validation_scores(task: Task, model: Variables, examples: Examples
+                      ) -> tuple[jax.Array, jax.Array]:
   """Computes accuracy and cross entropy of a model on held-out rows.
 
   Args:
@@ -98,8 +98,8 @@ def judge(task: Task, model: Variables, examples: Examples
   return hits / count, loss / count
 
 
-def renewed(rate: optimizers.Plateau, federation: Federation,
-            round_: jax.Array) -> optimizers.Plateau:
+def restarted(rate: optimizers.Plateau, federation: Federation,
+              round_: jax.Array) -> optimizers.Plateau:
   """Starts again at the full rate when a stream's next task begins.
 
   So does the paper of Serra et al., which learns tasks one after another.
@@ -113,9 +113,9 @@ def renewed(rate: optimizers.Plateau, federation: Federation,
 
 
 def begin(state: State, federation: Federation, round_: jax.Array) -> State:
-  """Applies `renewed` to the clients' rates as a round begins."""
+  """Applies `restarted` to the clients' rates as a round begins."""
   memory = state.memory
-  rates = renewed(memory.rate, federation, round_)
+  rates = restarted(memory.rate, federation, round_)
   return state._replace(memory=memory._replace(rate=rates))
 
 
@@ -137,6 +137,6 @@ def after(task: Task, rate: optimizers.Plateau, model: Variables,
   Returns:
     The rate for the next round.
   """
-  _, loss = judge(task, model, examples)
+  _, loss = validation_scores(task, model, examples)
   return tree.where(trained, optimizers.after_loss(
       rate, loss, patience=patience, epochs=task.epochs_a_round), rate)

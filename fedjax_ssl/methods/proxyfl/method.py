@@ -353,7 +353,7 @@ def _client_update(task: Task, s: _Settings, payload: Server, client: Client,
   last = steps // task.epochs_a_round
   loss_fn = averaging.keeping_stats(
       task, _loss_fn(task, s, payload.prior, steps - last))
-  model, metrics, counted = averaging.train_locally(
+  model, counted, metrics = averaging.train_locally(
       task, loss_fn, payload.model, client.train, client.shard, client.round,
       key, 'both', _ClassCounts(jnp.int32(0), jnp.zeros(task.num_classes)))
   weight = client_weights.client_weight(
@@ -368,7 +368,7 @@ def _aggregate(task: Task, s: _Settings, server: Server, updates: Any,
                ) -> tuple[Server, Metrics]:
   """Adds the mean update, tunes the model's proxies, and moves the prior."""
   del context
-  model = assemble.moved(server.model, updates.mean)
+  model = assemble.added(server.model, updates.mean)
   if s.tuning_epochs:
     path = last_layer.head(task.model)
     moves = updates.each.reshape(-1, *updates.each.shape[2:])

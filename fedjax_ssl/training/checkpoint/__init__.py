@@ -16,7 +16,7 @@ The order of writes, each on the disk before the next begins:
    step never vouches for rows that may be lost.
 3. The step, `Checkpoints.save`: leaves come to the host, `manifest.make` hashes
    them, Orbax writes both items and renames the folder. Orbax does not flush;
-   `disk.flush` does, files first, then the folders.
+   `disk.fsync_tree` does, files first, then the folders.
 4. Only then older steps go, all but the newest `keep`. So a power loss damages
    at most the newest step, and its hashes show it.
 
@@ -51,6 +51,7 @@ CheckpointError = manifest.CheckpointError
 _STATE = 'state'
 # Orbax's suffix for a step that is being written.
 _PARTIAL = '.orbax-checkpoint-tmp'
+_FULL = 'No space left on device'
 
 
 class SaveError(CheckpointError):
@@ -278,7 +279,7 @@ class Checkpoints:
       items[_STATE] = ocp.args.PyTreeSave(state)
     with _quiet():
       checkpointer.save(step, args=ocp.args.Composite(**items))
-    disk.flush(step)
+    disk.fsync_tree(step)
 
   def _make_room(self, step: pathlib.Path, header: dict[str, Any]) -> bool:
     """Whether the step must be written; renames one of other content."""
@@ -402,4 +403,6 @@ def _quiet() -> Iterator[None]:
 
 def _cut(error: BaseException) -> str:
   text = checks.one_line(error)
+  if _FULL in text:  # TensorStore says so at the end, behind names of its own.
+    return 'the disk is full'
   return text if len(text) <= 200 else text[:197] + '...'
