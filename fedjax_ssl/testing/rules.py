@@ -15,7 +15,7 @@ _WEIGHTS = (3.0, 40.0, 5.0, 0.0, 7.0)
 
 def equal_updates_are_not_magnified(
     rule: Callable[[PyTree, jax.Array], PyTree]) -> None:
-  """Of clients that all send one update, a rule makes no longer one.
+  """Checks that of clients which all send one update no longer one is made.
 
   A rule may make it shorter, as one that clips does.
 

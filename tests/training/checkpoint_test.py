@@ -34,6 +34,20 @@ def test_restores_the_newest_step_bit_for_bit(folder):
   assert_restores(folder, 2)
 
 
+def test_a_full_disk_is_called_so(tmp_path, monkeypatch):
+  """TensorStore says it behind some hundred letters of other names."""
+  writer = checkpoint.Checkpoints(tmp_path)
+  writer.save(1, make_tree(1))
+  def full(*unused):
+    raise ValueError(f'RESOURCE_EXHAUSTED: {"x" * 300}: Failed to write 9 bytes'
+                     ": No space left on device [os_error_code='28']")
+  monkeypatch.setattr(writer, '_write', full)
+  with pytest.raises(checkpoint.SaveError, match=(
+      r'Cannot save round 2 in .*: the disk is full\. Earlier steps are kept')):
+    writer.save(2, make_tree(2))
+  assert writer.latest() == 1
+
+
 def test_a_reader_finds_the_step_that_replaced_the_one_it_read(
     tmp_path, monkeypatch, caplog):
   writer, reader = (checkpoint.Checkpoints(tmp_path) for _ in range(2))
