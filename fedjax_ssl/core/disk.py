@@ -96,7 +96,8 @@ def _naming(file: pathlib.Path) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    error.filename = error.filename or str(file)
+    if error.errno is not None:
+      error.filename = error.filename or str(file)
     raise
 
 
