@@ -220,6 +220,7 @@ def test_a_square_larger_than_the_image_names_its_view():
     ({'num_epochs': 2}, "mean 'local_epochs'?"),
     ({'clients_per_round': 3}, "mean 'cohort_size'?"),
     ({'cohort': 3}, "mean 'cohort_size'?"),
+    ({'lambda_u': 3}, "knob of the method: 'fixmatch(unlabeled_weight=3)'"),
     ({'clients': np.array(['cy', 'bob'])}, "'client_train': clients"),
     ({'dataset': {'x_train': (), 'y_train': (), 'x_test': (), 'y_test': (),
                   'client': ()}}, 'client_train')])

@@ -141,6 +141,7 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
     value = repr(value)
   if ours := other_names.ours(knob):
     return f'{word} is no flag. {_did_you_mean(ours)}'
+  knob = other_names.knob(knob)
   near = re.findall(r'Did you mean: (.*) \?', str(error))
   meant = f'. Did you mean --{near[0].replace(", ", ", --")}?' if near else ''
   if near and _is_typo(knob):  # Said at once, without loading JAX.

@@ -166,8 +166,9 @@ def _as_knob(method: str | Callable[..., Method], word: str, value: Any
     return ''
   with contextlib.suppress(ValueError):  # A malformed text is refused later.
     name, given = registry.parse(method)
-    if name in methods.METHODS and word in knobs.names(methods.METHODS[name]):
-      text = registry.written(name, {**given, word: value})
+    knob = other_names.knob(word)
+    if name in methods.METHODS and knob in knobs.names(methods.METHODS[name]):
+      text = registry.written(name, {**given, knob: value})
       return f' It is a knob of the method: {text!r}.'
   return ''
 

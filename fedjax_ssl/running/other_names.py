@@ -1,4 +1,4 @@
-"""What other programs call our options."""
+"""What other programs call our options and knobs."""
 from __future__ import annotations
 
 _OURS = {
@@ -11,9 +11,21 @@ _OURS = {
     **dict.fromkeys(('global_rounds', 'comm_rounds', 'communication_rounds'),
                     ('num_rounds',)),
     **dict.fromkeys(('local_ep', 'num_epochs'), ('local_epochs',)),
-    **dict.fromkeys(('gpu', 'gpus', 'device'), ('num_devices',))}
+    **dict.fromkeys(('gpu', 'gpus', 'device'), ('num_devices',)),
+    **dict.fromkeys(('save_dir', 'save_path', 'output_dir', 'out_dir', 'logdir',
+                     'log_dir', 'checkpoint_dir', 'resume'), ('workdir',)),
+    **dict.fromkeys(('wandb', 'use_wandb', 'mlflow'), ('track',))}
+_KNOBS = {
+    **dict.fromkeys(('tau', 'p_cutoff', 'confidence_threshold'), 'threshold'),
+    **dict.fromkeys(('dp_epsilon', 'target_epsilon'), 'epsilon'),
+    **dict.fromkeys(('lambda_u', 'ulb_loss_ratio'), 'unlabeled_weight')}
 
 
 def ours(word: str) -> tuple[str, ...]:
   """Returns the options that a word of another program may mean, or ()."""
   return _OURS.get(word, ())
+
+
+def knob(word: str) -> str:
+  """Returns the knob that a word of another program means; else the word."""
+  return _KNOBS.get(word, word)
