@@ -84,23 +84,36 @@ def test_a_rule_that_reads_the_weights_is_sound(rule):
   assert found == {f'{RULE[0]} at clients': ''}
 
 
-OWN = ('equal_updates_are_not_magnified',)
+OWN = ('equal_updates_do_not_add_up',)
 
 
-@pytest.mark.parametrize('rule, times', [
+@pytest.mark.parametrize('rule, said', [
     (lambda stacked, weights: jax.tree.map(
-        lambda x: jnp.tensordot(weights, x, 1), stacked), 55),
-    (lambda stacked, weights: jax.tree.map(lambda x: x.sum(0), stacked), 5)],
-    ids=['weighted', 'plain'])
-def test_a_sum_in_place_of_a_mean_is_found(rule, times):
-  with pytest.raises(AssertionError, match='(?s)equal updates are not magnified'
-                     f' does not hold.*get {times} times as much'):
+        lambda x: jnp.tensordot(weights, x, 1), stacked), 'get 2 times as'),
+    (lambda stacked, weights: jax.tree.map(
+        lambda x: x.sum(0) / 200, stacked), 'get 2 times as'),
+    (lambda stacked, weights: jax.tree.map(
+        lambda x: x[0] / weights[3], stacked), 'one that is not')],
+    ids=['weighted', 'by a constant', 'not finite'])
+def test_a_sum_in_place_of_a_mean_is_found(rule, said):
+  with pytest.raises(AssertionError, match='(?s)equal updates do not add up '
+                     f'does not hold.*{said}'):
     testing.check_aggregator(rule, laws=OWN)
 
 
-@pytest.mark.parametrize('rule', sorted(aggregators.AGGREGATORS))
-def test_no_rule_of_the_library_magnifies_equal_updates(rule):
+def _votes(stacked, weights):
+  return jax.tree.map(
+      lambda x: jnp.sign(jnp.tensordot(weights, jnp.sign(x), 1)), stacked)
+
+
+@pytest.mark.parametrize('rule', [*sorted(aggregators.AGGREGATORS), _votes])
+def test_rules_that_do_not_add_up_are_sound(rule):
   assert testing.check_aggregator(rule, laws=OWN) == {OWN[0]: ''}
+
+
+def test_an_unknown_law_names_those_there_are():
+  with pytest.raises(ValueError, match='equal_updates_do_not_add_up'):
+    testing.check_aggregator('mean', laws=['none'])
 
 
 @pytest.mark.parametrize('radius, said', [

@@ -18,8 +18,8 @@ _GRACE = 20.0  # Seconds kept for a run to save in; a tenth of short budgets.
 _ROUNDS = 1.5  # Kept besides, as a run completes its round before it saves.
 _LOOK = 0.5  # Seconds between two looks at how long a round takes.
 # Codes of a run that was told to end: in training it saves first.
-TOLD = (0, 128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM,
-        -signal.SIGINT)
+TOLD = (0, *(code for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+             for code in (128 + number, -number)))
 # Of one that refuses its flags or data: it would do so again.
 REFUSED = 2
 _SAID = 'error: '  # Its last line begins so.

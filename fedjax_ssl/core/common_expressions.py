@@ -21,8 +21,8 @@ import numpy as np
 
 # Calls whose expressions are merged with those of the caller, and the parameter
 # that holds them. A custom derivative is lost: derivatives were taken before.
-_CALLS = {'jit': 'jaxpr', 'pjit': 'jaxpr', 'closed_call': 'call_jaxpr',
-          'custom_jvp_call': 'call_jaxpr', 'custom_vjp_call': 'call_jaxpr'}
+CALLS = {'jit': 'jaxpr', 'pjit': 'jaxpr', 'closed_call': 'call_jaxpr',
+         'custom_jvp_call': 'call_jaxpr', 'custom_vjp_call': 'call_jaxpr'}
 # Loops and branches, inside of which expressions are merged, each by itself.
 _CONTROL = {'while': ('cond_jaxpr', 'body_jaxpr'), 'scan': ('jaxpr',),
             'cond': ('branches',)}
@@ -97,8 +97,8 @@ def _of_equation(eqn: Any, inputs: list[Any], known: dict[Hashable, Any]
                  ) -> Any:
   """Returns the results of an equation, computed now or known from an equal."""
   name, params = eqn.primitive.name, eqn.params
-  if name in _CALLS:
-    return _run(_closed(params[_CALLS[name]]), inputs, known)
+  if name in CALLS:
+    return _run(_closed(params[CALLS[name]]), inputs, known)
   if name in _CONTROL:
     params = {**params, **{key: jax.tree.map(
         _merged, params[key], is_leaf=_is_jaxpr) for key in _CONTROL[name]}}

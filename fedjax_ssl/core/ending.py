@@ -1,7 +1,10 @@
 """Signals that end a program."""
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import stat
 
 
 def signals() -> list[signal.Signals]:
@@ -13,3 +16,15 @@ def signals() -> list[signal.Signals]:
   if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
     found.append(signal.SIGHUP)
   return found
+
+
+def leave_closed_terminal() -> None:
+  """Turns output away from a terminal that has closed.
+
+  Writing there would fail what goes on, as a run that is to be saved.
+  """
+  for file in (1, 2):
+    with contextlib.suppress(OSError), open(os.devnull, 'wb') as nowhere:
+      # A device that is no terminal any more.
+      if stat.S_ISCHR(os.fstat(file).st_mode) and not os.isatty(file):
+        os.dup2(nowhere.fileno(), file)

@@ -17,6 +17,7 @@ from jax.interpreters import partial_eval
 import jax.numpy as jnp
 
 from fedjax_ssl.core import tree
+from fedjax_ssl.core.common_expressions import CALLS
 from fedjax_ssl.core.types import (
   Cohort,
   Federation,
@@ -110,24 +111,27 @@ def readers(method: Method, state: State, federation: Federation,
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.memory)
 
   def one(memory: PyTree, server: PyTree, federation: Federation,
-          round_: jax.Array, key: jax.Array) -> jax.Array:
+          round_: jax.Array, key: jax.Array) -> tuple[jax.Array, ...]:
     federation = dataclasses.replace(federation, held=asked)
     state, metrics = method.round(
         State(server, memory, round_), federation.at(round_), round_, key)
-    if any(old is not new for old, new in zip(
-        *map(jax.tree.leaves, (memory, state.memory)), strict=True)):
-      raise DependsOnMemoryError(
-          'a round changes what all clients keep, as learning rates that begin '
-          'anew with each task, so all of it must be on the devices; give '
-          'device.')
     nobody = jnp.zeros(federation.num_clients)
-    return metrics.get(_METRIC, Ratio(nobody, nobody)).total > 0
+    return (metrics.get(_METRIC, Ratio(nobody, nobody)).total > 0,
+            *jax.tree.leaves(state.memory))
 
   asked = _Asked()
   given = (memory, state.server, federation, jnp.int32(0), key)
   closed = jax.make_jaxpr(one)(*given)
-  jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, [True])
-  if any(used[:len(jax.tree.leaves(memory))]):
+  size = len(jax.tree.leaves(memory))
+  _, *after = closed.jaxpr.outvars
+  if any(_origin(closed.jaxpr, new) is not old for new, old in zip(
+      after, closed.jaxpr.invars[:size], strict=True)):
+    raise DependsOnMemoryError(
+        'a round changes what all clients keep, as learning rates that begin '
+        'anew with each task, so all of it must be on the devices; give '
+        'device.')
+  jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, [True, *[False] * size])
+  if any(used[:size]):
     raise DependsOnMemoryError(
         'who takes part in a round depends on what clients keep, so all of it '
         'must be on the devices; give device.')
@@ -139,6 +143,21 @@ def readers(method: Method, state: State, federation: Federation,
         x for x, needed in zip(leaves, used, strict=True) if needed))[0]
     return found
   return members, min(sum(asked.slots), federation.num_clients)
+
+
+def _origin(jaxpr: core.Jaxpr, atom: Any) -> Any:
+  """Returns the variable that an atom is, through calls that hand it on."""
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name in CALLS and any(
+        atom is made for made in eqn.outvars):
+      inner = eqn.params[CALLS[eqn.primitive.name]]
+      inner = getattr(inner, 'jaxpr', inner)
+      place = next(i for i, made in enumerate(eqn.outvars) if atom is made)
+      found = _origin(inner, inner.outvars[place])
+      for given, own in zip(eqn.invars, inner.invars, strict=True):
+        if found is own:
+          return _origin(jaxpr, given)
+  return atom
 
 
 def take(memory: PyTree, federation: Federation, ids: jax.Array) -> PyTree:

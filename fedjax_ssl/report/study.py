@@ -160,16 +160,15 @@ def more(row: Mapping[str, Any], name: str) -> str:
     return summary.percent(row[name])
   if name in _DENSE:
     return _mean(row[name])
-  return _spent(row)
+  return spent(row['method'], row.get('epsilon') or [None])
 
 
-def _spent(row: Mapping[str, Any]) -> str:
-  """Formats the epsilon of a row, the largest of its seeds; '' without one."""
-  values = row.get('epsilon') or [None]
+def spent(method: str, values: Sequence[float | None]) -> str:
+  """Formats the epsilon of a run, the largest of its seeds; '' without one."""
   # A method of a user's own has told that it is private by reporting one.
-  if noisy_networks(row['method']) is None and all(v is None for v in values):
+  if noisy_networks(method) is None and all(v is None for v in values):
     return ''
-  return summary.epsilon(values, is_nominal(row['method']))
+  return summary.epsilon(values, is_nominal(method))
 
 
 def is_nominal(method: str) -> bool:
@@ -179,7 +178,10 @@ def is_nominal(method: str) -> bool:
 
 def noisy_networks(method: str) -> str | None:
   """Returns which networks get noise, or None; the method as it is stored."""
-  name, given = registry.parse(method)
+  try:
+    name, given = registry.parse(method)
+  except ValueError:  # Of a file that somebody has changed.
+    return None
   return 'all' if name == 'dpsgd' else given.get('dp_scope')
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 import html
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -112,7 +112,8 @@ def main_table(runs: Sequence[stored_runs.ReportedRun],
     rows.append([
         run.name, called[method],
         _of(len(run.seeds), len(run.planned)), _rounds(run), *columns,
-        *[_spent(method, outcomes)] * private, _paper(run),
+        *[study.spent(method, [o['metrics'].get('epsilon')
+                               for o in outcomes])] * private, _paper(run),
         over_seeds([s / 1e6 for s in sent]) if any(sent) else Value(None),
         Value(None if run.seconds is None else run.seconds / 60,
               None, 1)])
@@ -122,13 +123,6 @@ def main_table(runs: Sequence[stored_runs.ReportedRun],
                *map(metric_names.title, more), *['epsilon'] * private,
                'paper, %', 'MB sent', 'minutes'], rows, _notes(runs),
               pairs.best(runs) if len(runs) > 1 else None, _few_rows(runs))
-
-
-def _spent(method: str, outcomes: Sequence[dict[str, Any]]) -> str:
-  """Returns the largest epsilon of a run's seeds; '' if it tells none."""
-  values = [o['metrics']['epsilon'] for o in outcomes
-            if 'epsilon' in o['metrics']]
-  return summary.epsilon(values, study.is_nominal(method)) if values else ''
 
 
 def _few_rows(runs: Sequence[stored_runs.ReportedRun]) -> list[str]:

@@ -160,7 +160,10 @@ def _untested(job: Job) -> str:
             for i in np.flatnonzero(counts == 0)]
   if not absent:
     return ''
-  more = f' and {len(absent) - 3:,} others' if len(absent) > 3 else ''
+  if not counts.any():
+    return 'there are no rows to test'
+  more = (f' and {descriptions.count(len(absent) - 3, "other")}'
+          if len(absent) > 3 else '')
   return f'no row to test is of class {", ".join(map(str, absent[:3]))}{more}'
 
 
@@ -177,8 +180,9 @@ def _private(job: Job) -> str:
   found = [jax.jit(lambda federation=federation: terms_of(job.method.init(
       jax.random.key(0), federation).server)[0])()
            for federation in job.federations]
+  noises = sorted(float(terms.noise) for terms in found)
   noise = ' to '.join(dict.fromkeys(
-      f'{float(terms.noise):.3g}' for terms in found))
+      f'{number:.3g}' for number in (noises[0], noises[-1])))
   steps = _span(int(terms.steps) for terms in found)
   rows = _span(min(job.spec.labeled_batch, int(count))
                for federation in job.federations

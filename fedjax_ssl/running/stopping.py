@@ -33,7 +33,6 @@ _GRACE = 1.0
 _heard: list[int] = []  # Signals so far, which only the thread adds.
 _ends = threading.Lock()  # Held by the thread that ends the process.
 _pipes: list[tuple[int, int]] = []  # Of this process; none if it hears nothing.
-_terminals: list[int] = []  # Files of output that are a terminal.
 _MARK = 255  # In a pipe: no signal, but what `answered` writes.
 _caught_up = threading.Event()
 _folder = ''  # Of the run; '' is not known yet.
@@ -101,17 +100,10 @@ def _watch(source: int) -> None:
       again = bool(_heard)
       _heard.append(number)
       if number == signal.SIGHUP:
-        _let_go()
+        ending.leave_closed_terminal()
       if not _trained or (again and number == signal.SIGINT):
         end(number)
   os.close(source)
-
-
-def _let_go() -> None:
-  """Ends writing to a terminal that is gone, which would fail a run."""
-  with open(os.devnull, 'wb') as nowhere:
-    for file in _terminals:
-      os.dup2(nowhere.fileno(), file)
 
 
 def _hear(number: int, frame: object) -> None:
@@ -132,7 +124,6 @@ def listen() -> int:
   before = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
   for number in ending.signals():
     signal.signal(number, _hear)
-  _terminals[:] = filter(os.isatty, (1, 2))
   _pipes.append((source, sink))
   threading.Thread(target=_watch, args=(source,), daemon=True).start()
   return before

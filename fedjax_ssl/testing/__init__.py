@@ -82,13 +82,13 @@ def check_aggregator(
     laws: Iterable[str] | None = None) -> Found:
   """Holds a rule to its law, and in FedAvg to the laws of all methods.
 
-  Such as: equal updates are not magnified, as by a sum; a slot of weight 0 and
-  the order of the slots change nothing.
+  Such as: equal updates do not add up, as in a sum; a slot of weight 0 and the
+  order of the slots change nothing.
 
   Args:
     rule: (updates stacked [S, ...], float32[S] weights) -> one update; or a
       name, with knobs if any, as --aggregator takes it.
-    laws: see `check_method`; also 'equal_updates_are_not_magnified'.
+    laws: see `check_method`; also 'equal_updates_do_not_add_up'.
 
   Returns:
     See `check_method`.
@@ -101,8 +101,10 @@ def check_aggregator(
   """
   def fedavg(task: Task) -> Method:
     return methods.make('fedavg', task, aggregator=rule)
-  own = rules.equal_updates_are_not_magnified
+  own = rules.equal_updates_do_not_add_up
   wanted = [own.__name__, *contract.LAWS] if laws is None else [*laws]
+  for law in wanted:
+    checks.check('law', law, (own.__name__, *contract.LAWS))
   found = Found()
   if own.__name__ in wanted:
     found[own.__name__] = _held(own, aggregators.resolved(rule), own.__name__)

@@ -377,10 +377,10 @@ def _way_on(folder: pathlib.Path, refused: changes_lib.Changes,
 
   `least` is the least `num_rounds`.
   """
-  if not {*refused} <= {*flags}:
+  if gone := sorted({*refused} - {*flags}):
     version = stored['environment'].get('fedjax_ssl', 'unknown')
-    return (f' This version has no such flag; version {version} made the '
-            'run.')
+    return (f' This version has no {", ".join(gone)}; version {version} made '
+            'the run.')
   if list(refused) != ['num_rounds']:
     if not (folder / FLAGFILE).exists():
       return ''

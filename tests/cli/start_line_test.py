@@ -8,12 +8,14 @@ import types
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedjax_ssl
 from fedjax_ssl import methods
 from fedjax_ssl.core import noting
+from fedjax_ssl.methods.parts import private_labels
 from fedjax_ssl.running import job, start_line
 from fedjax_ssl.training import runner, workdir
 from tests import toy
@@ -142,11 +144,13 @@ def test_few_rows_to_validate_are_said(count, dealt, file, said):
 
 @pytest.mark.parametrize('labels, names, said', [
     ([0, 1, 2, 3, 4], None, ''), ([0, 1, 2, 4], None, '3'),
-    ([0, 1, 2, 4], list('abcde'), 'd'), ([4], None, '0, 1, 2 and 1 others')])
+    ([0, 1, 2, 4], list('abcde'), 'd'), ([4], None, '0, 1, 2 and 1 other'),
+    ([], None, '')])
 def test_classes_without_rows_to_test_are_said(labels, names, said):
-  federation = stub(test=stub(labels=np.array(labels)), num_classes=5)
+  federation = stub(test=stub(labels=np.array(labels, int)), num_classes=5)
   facts = {} if names is None else {'class_names': names}
   assert start_line._untested(stub(federations=[federation], facts=facts)) == (
+      'there are no rows to test' if not labels else
       said and f'no row to test is of class {said}')
 
 
@@ -162,6 +166,24 @@ def test_the_noise_of_private_steps_is_said(method, rows):
   assert said == ('private: each of 3 steps of a client hides a labeled row by '
                   'noise of 9 clipping norms on a sum over about 2 rows'
                   if rows else '')
+
+
+def test_the_noise_of_several_seeds_is_a_span():
+  """Largest and smallest, in whatever order the seeds have them."""
+  federation, _ = toy.federation()
+  made = methods.make('dpsgd(private_steps=3, noise_multiplier=9)', toy.task(
+      schedule_rounds=4))
+  state = runner.state_shape(made, federation)
+  noises = iter((0, .8, .7, .9))  # The first is for the shapes alone.
+  def init(key, federation):
+    del key, federation
+    terms = private_labels.Terms(jnp.int32(4), jnp.int32(3),
+                                 jnp.float32(next(noises)))
+    return state._replace(server=terms)
+  said = start_line._private(stub(
+      method=made._replace(init=init), federations=[federation] * 3,
+      spec=stub(method='dpsgd', labeled_batch=2)))
+  assert 'noise of 0.7 to 0.9 clipping norms' in said
 
 
 def test_what_a_knob_switches_off_is_said():

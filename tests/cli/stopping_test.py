@@ -184,6 +184,20 @@ def test_a_terminal_that_closes_lets_the_loop_save(tmp_path):
   assert (said, started.wait(50), saved.exists()) == (b'ready\r\n', 0, True)
 
 
+def test_a_terminal_that_stays_is_told_of_a_hangup():
+  text = ('import os, time\nfrom fedjax_ssl.running import stopping\n'
+          'stopping.listen()\nos.kill(os.getpid(), 1)\ntime.sleep(50)\n')
+  terminal, end = os.openpty()
+  started = subprocess.Popen(
+      [sys.executable, '-c', text], cwd=launcher.EXPERIMENTS, stdin=end,
+      stdout=end, stderr=end, start_new_session=True)
+  code = started.wait(50)
+  said = os.read(terminal, 1000)
+  os.close(end)
+  os.close(terminal)
+  assert (code, said.decode().replace('\r', '')) == (129, line(signal.SIGHUP))
+
+
 @pytest.mark.parametrize('before, code, said', [
     ('SIG_DFL', 129, line(signal.SIGHUP)), ('SIG_IGN', 0, '')])
 def test_nohup_lets_a_terminal_close(before, code, said):

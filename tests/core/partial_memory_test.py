@@ -73,6 +73,24 @@ def test_a_round_that_changes_the_memory_of_all_is_refused(first):
         method, method.init(toy.key(0), federation), federation, toy.key(1))
 
 
+@pytest.mark.parametrize('wrap', [
+    jax.jit, lambda f: jax.jit(jax.jit(f)), lambda f: jax.jit(f, inline=True)])
+def test_a_jitted_round_hands_memory_on(wrap):
+  method, (federation, _) = counting(sampling.uniform(2)), toy.federation()
+  wrapped = method._replace(
+      round=rounds.chain(wrap(method.round), method.round))
+  state = method.init(toy.key(0), federation)
+  _, size = partial_memory.readers(wrapped, state, federation, toy.key(1))
+  assert size == 6
+  def forget(state, federation, round_, key):
+    del federation, round_, key
+    return state._replace(memory=state.memory // 2), {}
+  with pytest.raises(partial_memory.DependsOnMemoryError):
+    partial_memory.readers(
+        method._replace(round=rounds.chain(method.round, wrap(forget))), state,
+        federation, toy.key(1))
+
+
 def test_readers_train_nobody():
   """What is traced for them computes no gradient."""
   from fedjax_ssl import methods

@@ -171,16 +171,22 @@ class _NotKnown:
     return '<NA>'
 
 
-@pytest.mark.parametrize('word', ['nan', 'NaN', '<NA>', 'NaT'])
+@pytest.mark.parametrize('word', ['None', 'nan', 'NaN', '<NA>', 'NaT'])
 def test_a_missing_value_that_was_made_a_word_is_no_class(word):
   """As np.asarray and astype(str) of pandas make it of lists with NaN."""
   labels = np.array(['low', word, 'high', 'low'])
   inputs = np.zeros((4, 2, 2, 1), np.uint8)
+  parts = {'train': (inputs, labels),
+           'test': (inputs, np.array(['low', 'high'] * 2))}
   with pytest.raises(data.DataError, match=(
-      f"labels of train has '{word}', a missing value, in row 1; that of a row "
-      'without a label is -1')):
-    files.of_arrays({'train': (inputs, labels),
-                     'test': (inputs, np.array(['low', 'high'] * 2))}, {})
+      f"labels of train have '{word}' in row 1, as a missing value becomes; of "
+      'a row without a label it is -1')):
+    files.of_arrays(parts, {})
+  # A class may be called so, and a client.
+  named = files.of_arrays(parts, {
+      'class_names': np.array(['high', 'low', word])})
+  assert named.parts['train'].labels.tolist() == [1, 2, 0, 1]
+  assert names.owners(labels)[1] == tuple(np.unique(labels))
 
 
 @pytest.mark.parametrize('missing, told', [

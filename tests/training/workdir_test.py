@@ -60,7 +60,7 @@ def test_other_flags_are_refused_and_named(tmp_path):
 def test_a_flag_that_is_gone_is_named(tmp_path):
   start(tmp_path, extra=1)
   with pytest.raises(workdir.WorkdirError, match='extra 1 -> absent. This vers'
-                     'ion has no such flag; version .* made the run.'):
+                     'ion has no extra; version .* made the run.'):
     start(tmp_path)
 
 

@@ -19,7 +19,8 @@ folders that belong to no cell are named at the start and by `--status`; and a
 cell whose folder has a run that cannot go on with its flags is refused.
 
 Exit code 1: some cell failed; 2: the grid is wrong, a run would refuse its
-flags, or the folder cannot be used; 130 and 143: ended by SIGINT and SIGTERM.
+flags, or the folder cannot be used; 130, 143 and 129: ended by SIGINT, SIGTERM
+and SIGHUP.
 """
 from __future__ import annotations
 

@@ -318,7 +318,8 @@ def _product(block: _Block) -> Iterator[Cell]:
     raise GridError(f'{block.where}: the block names no flagfile and no '
                     'setting.')
   # What brings code of its own may bring the setting too; `train` then looks.
-  if block.setting and block.setting not in settings.SETTINGS and not (
+  known = (*settings.SETTINGS, *settings.SETTINGS.entry_points())
+  if block.setting and block.setting not in known and not (
       'import' in block.axes or block.flagfiles):
     raise GridError(f'{block.named_at}: {block.setting} is no setting; there '
                     f'are {", ".join(settings.SETTINGS)}. One of your own '

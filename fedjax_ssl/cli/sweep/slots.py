@@ -18,7 +18,7 @@ from typing import IO
 from fedjax_ssl.cli import child
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid, shares
-from fedjax_ssl.core import durations
+from fedjax_ssl.core import durations, ending
 from fedjax_ssl.report.printing import say
 
 _TICK = 0.02  # Seconds between two looks at the processes.
@@ -77,8 +77,7 @@ class Sweep:
 
   def run(self) -> int:
     """Runs all cells; returns the exit code."""
-    old = {s: signal.signal(s, self._hear)
-           for s in (signal.SIGINT, signal.SIGTERM)}
+    old = {s: signal.signal(s, self._hear) for s in ending.signals()}
     try:
       self._warn()
       while not self._heard and (
@@ -109,6 +108,8 @@ class Sweep:
   def _hear(self, number, frame) -> None:
     del frame
     self._heard = number
+    if number == signal.SIGHUP:
+      ending.leave_closed_terminal()
 
   def _warn(self) -> None:
     """Names cells whose folders have runs with other flags, by difference."""

@@ -147,8 +147,10 @@ def conflict(out: pathlib.Path, cell: grid.Cell) -> str:
   """
   setting, record = asked.setting_of(cell), cells_lib.record(out, cell)
   same = record.get('fingerprint') == cells_lib.fingerprint(cell)
-  # A sweep that was killed has left no record of the run that it had begun.
-  if not setting or same and record.get('state') != 'failed':
+  # A sweep that was killed has left no record of the run that it had begun. A
+  # setting of the user's own is read by its runs alone.
+  if setting not in settings.SETTINGS or (
+      same and record.get('state') != 'failed'):
     return ''
   folder = cells_lib.folder(out, cell)
   stored = cells_lib.config_of(folder, 'flags')

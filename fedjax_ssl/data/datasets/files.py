@@ -212,6 +212,8 @@ def _numbered(arrays: Arrays, given: np.ndarray | None
     return arrays, names
   words = {part: names_lib.as_words(f'labels of {part}', labels)
            for part, (_, labels) in arrays.items()}
+  if names is None:
+    names_lib.check_known(words['train'])
   known = words['train'] != names_lib.NONE
   if not known.any():
     raise DataError(f'no row of train has a label, all are {names_lib.NONE}')

@@ -11,7 +11,7 @@ from fedjax_ssl.data.files import DataError
 
 NONE = '-1'  # The label of a row without one, among words.
 # What missing values become where they are converted to words.
-_MISSING = ('nan', 'NaN', '<NA>', 'NaT')
+_MISSING = ('None', 'nan', 'NaN', '<NA>', 'NaT')
 
 
 def texts(values: np.ndarray, besides: Collection[int] = ()) -> np.ndarray:
@@ -48,8 +48,7 @@ def as_words(kind: str, values: np.ndarray) -> np.ndarray:
   """Converts an array of strings, or of UTF-8 bytes, to str[D].
 
   Raises:
-    DataError: for other arrays, and for words that are empty or stand for a
-      missing value.
+    DataError: for other arrays, and for empty words.
   """
   values = texts(values)
   if values.ndim == 2 and values.shape[1] == 1:
@@ -62,16 +61,22 @@ def as_words(kind: str, values: np.ndarray) -> np.ndarray:
       values = np.char.decode(values, 'utf-8')
     except UnicodeDecodeError:
       raise DataError(f'{kind} holds words that are no UTF-8') from None
-  of_none = (f'; that of a row without a label is {NONE}'
-             if kind == 'labels of train' else '')
   empty = np.flatnonzero(np.char.strip(values) == '')
   if empty.size:
+    of_none = (f'; that of a row without a label is {NONE}'
+               if kind == 'labels of train' else '')
     raise DataError(f'{kind} has no word in row {empty[0]}{of_none}')
-  missing = np.flatnonzero(np.isin(values, _MISSING))
-  if missing.size:
-    raise DataError(f'{kind} has {str(values[missing[0]])!r}, a missing value, '
-                    f'in row {missing[0]}{of_none}')
   return values
+
+
+def check_known(labels: np.ndarray) -> None:
+  """Raises DataError for words in an array that stand for a missing value."""
+  missing = np.flatnonzero(np.isin(labels, _MISSING))
+  if missing.size:
+    raise DataError(
+        f'labels of train have {str(labels[missing[0]])!r} in row '
+        f'{missing[0]}, as a missing value becomes; of a row without a label '
+        f'it is {NONE}. If it is a class, name all in class_names')
 
 
 def number(words: Mapping[str, np.ndarray],

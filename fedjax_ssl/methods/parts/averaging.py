@@ -173,7 +173,9 @@ class ServerWithMemory(NamedTuple):
   """The server's record where its loss keeps something for the clients."""
 
   model: Variables
-  told: PyTree  # What it has kept; clients get it as `given.received`.
+  # What it has kept; clients get it as `given.received`. Checkpoints have the
+  # field's name.
+  told: PyTree
 
 
 class _Settings(NamedTuple):
