@@ -89,11 +89,11 @@ OWN = ('equal_updates_do_not_add_up',)
 
 @pytest.mark.parametrize('rule, said', [
     (lambda stacked, weights: jax.tree.map(
-        lambda x: jnp.tensordot(weights, x, 1), stacked), 'get 2 times as'),
+        lambda x: jnp.tensordot(weights, x, 1), stacked), 'as from a sum'),
     (lambda stacked, weights: jax.tree.map(
-        lambda x: x.sum(0) / 200, stacked), 'get 2 times as'),
+        lambda x: x.sum(0) / 200, stacked), 'as from a sum'),
     (lambda stacked, weights: jax.tree.map(
-        lambda x: x[0] / weights[3], stacked), 'one that is not')],
+        lambda x: x[0] / weights[3], stacked), 'get one that is not')],
     ids=['weighted', 'by a constant', 'not finite'])
 def test_a_sum_in_place_of_a_mean_is_found(rule, said):
   with pytest.raises(AssertionError, match='(?s)equal updates do not add up '
@@ -106,7 +106,18 @@ def _votes(stacked, weights):
       lambda x: jnp.sign(jnp.tensordot(weights, jnp.sign(x), 1)), stacked)
 
 
-@pytest.mark.parametrize('rule', [*sorted(aggregators.AGGREGATORS), _votes])
+def _quorum(stacked, weights):
+  enough = (weights > 0).sum() > 5
+  return jax.tree.map(lambda x: jnp.where(enough, x[0], 0), stacked)
+
+
+def _shrunk(stacked, weights):
+  return jax.tree.map(
+      lambda x: jnp.tensordot(weights, x, 1) / (weights.sum() + 100), stacked)
+
+
+@pytest.mark.parametrize('rule', [
+    *sorted(aggregators.AGGREGATORS), _votes, _quorum, _shrunk])
 def test_rules_that_do_not_add_up_are_sound(rule):
   assert testing.check_aggregator(rule, laws=OWN) == {OWN[0]: ''}
 

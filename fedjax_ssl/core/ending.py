@@ -18,13 +18,13 @@ def signals() -> list[signal.Signals]:
   return found
 
 
-def leave_closed_terminal() -> None:
-  """Turns output away from a terminal that has closed.
+def leave_terminal() -> None:
+  """Turns output away from a terminal that has closed, or soon will.
 
   Writing there would fail what goes on, as a run that is to be saved.
   """
   for file in (1, 2):
     with contextlib.suppress(OSError), open(os.devnull, 'wb') as nowhere:
-      # A device that is no terminal any more.
-      if stat.S_ISCHR(os.fstat(file).st_mode) and not os.isatty(file):
+      # As a closed terminal is, too.
+      if stat.S_ISCHR(os.fstat(file).st_mode):
         os.dup2(nowhere.fileno(), file)

@@ -160,11 +160,12 @@ def more(row: Mapping[str, Any], name: str) -> str:
     return summary.percent(row[name])
   if name in _DENSE:
     return _mean(row[name])
-  return spent(row['method'], row.get('epsilon') or [None])
+  return spent(row['method'], row.get('epsilon') or ())
 
 
 def spent(method: str, values: Sequence[float | None]) -> str:
   """Formats the epsilon of a run, the largest of its seeds; '' without one."""
+  values = values or [None]
   # A method of a user's own has told that it is private by reporting one.
   if noisy_networks(method) is None and all(v is None for v in values):
     return ''

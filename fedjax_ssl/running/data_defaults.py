@@ -1,7 +1,7 @@
 """What the data decide: words `auto`, and clients that the data name."""
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 import dataclasses
 from typing import Any
 
@@ -12,24 +12,20 @@ from fedjax_ssl.config import Config
 _LEAST = 32
 
 
-def decided(options: Config, given: Collection[str], dataset: data.Dataset,
-            stored: Mapping[str, Any] | None = None) -> Config:
+def decided(options: Config, given: Collection[str], dataset: data.Dataset
+        ) -> Config:
   """Returns the options with what the data decide in its place.
 
   Args:
     options: what is asked for.
     given: names that the user gave, with which the data may not differ.
     dataset: the examples.
-    stored: flags of the run in the folder, if any, for which the data may have
-      decided otherwise in an earlier version.
 
   Raises:
     FieldError: for clients that the data do not name, or another number.
   """
   shape = dataset.train.inputs.shape[1:]
-  words = {name: (stored or {}).get(name, word)
-           for name, word in _words(options, shape).items()}
-  changed = {**words, **_clients(options, given, dataset)}
+  changed = {**_words(options, shape), **_clients(options, given, dataset)}
   return config.with_cohort(dataclasses.replace(options, **changed), given)
 
 

@@ -283,9 +283,7 @@ def decided(setting: Setting, options: Config, given: Collection[str],
   Raises:
     FieldError: see `data_defaults.decided`.
   """
-  stored = processes.once(
-      lambda: workdir_lib.stored_config(options.workdir).get('flags', {}))
-  options = data_defaults.decided(options, given, dataset, stored)
+  options = data_defaults.decided(options, given, dataset)
   own = setting.any_data
   if {'labels_per_class', 'labeled_fraction'} & set(given):
     return options

@@ -99,8 +99,8 @@ def _watch(source: int) -> None:
     elif number in _NAMES:
       again = bool(_heard)
       _heard.append(number)
-      if number == signal.SIGHUP:
-        ending.leave_closed_terminal()
+      if number == signal.SIGHUP and _trained:
+        ending.leave_terminal()
       if not _trained or (again and number == signal.SIGINT):
         end(number)
   os.close(source)

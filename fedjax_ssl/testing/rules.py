@@ -10,8 +10,9 @@ import numpy as np
 from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import PyTree
 
-# Rows of four clients, and of one that is left out.
-_WEIGHTS = (3.0, 40.0, 5.0, 0.0, 7.0)
+# Rows of 64 clients, and of 16 that are left out: enough for a rule that wants
+# a quorum, or shrinks what comes from few rows.
+_WEIGHTS = (3.0, 40.0, 5.0, 0.0, 7.0) * 16
 
 
 def equal_updates_do_not_add_up(
@@ -30,5 +31,6 @@ def equal_updates_do_not_add_up(
   assert np.isfinite([once, twice]).all(), (
       'Clients that all send one finite update get one that is not.')
   assert twice <= 1.2 * once, (
-      f'Twice as many clients that all send one update get {twice / once:.3g} '
-      'times as much of it, as from a sum. Divide by the sum of the weights.')
+      f'Twice as many clients that all send one update get {twice:.3g} of it '
+      f'in place of {once:.3g}, as from a sum. Divide by the sum of the '
+      'weights.')

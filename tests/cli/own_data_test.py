@@ -54,13 +54,6 @@ def test_rows_of_a_table_are_no_images(shape):
   assert (found.model, found.weak, found.strong) == ('mlp', 'none', 'none')
 
 
-def test_a_run_that_has_begun_keeps_what_the_data_decided():
-  stored = {'model': 'linear', 'strong': 'ra_mc(cutout=0)', 'method': 'x'}
-  found = defaults.decided(
-      auto(strong='none'), ['strong'], toy((1, 12, 1)), stored)
-  assert (found.model, found.weak, found.strong) == ('linear', 'none', 'none')
-
-
 def test_texts_have_views_and_a_network_of_their_own():
   found = defaults.decided(auto(), (), toy((40,), kind=np.int32))
   assert (found.model, found.norm, found.weak, found.strong) == (

@@ -159,8 +159,12 @@ def test_in_training_the_loop_is_left_to_save(body, code, said):
   assert (done.returncode, done.stderr) == (code, said)
 
 
-def test_a_terminal_that_closes_lets_the_loop_save(tmp_path):
-  """What is printed after that goes nowhere, and fails nothing."""
+@pytest.mark.parametrize('first', [False, True])
+def test_a_terminal_that_closes_lets_the_loop_save(tmp_path, first):
+  """What is printed after that goes nowhere, and fails nothing.
+
+  A shell sends the signal first, and the terminal closes a moment later.
+  """
   saved = tmp_path / 'saved'
   text = ('import fcntl, pathlib, sys, termios, time\n'
           'from fedjax_ssl.running import stopping\n'
@@ -169,7 +173,7 @@ def test_a_terminal_that_closes_lets_the_loop_save(tmp_path):
           '  trained()\n'
           '  print("ready", flush=True)\n'
           '  while not stopping._heard: time.sleep(0.01)\n'
-          '  time.sleep(0.2)\n'
+          '  time.sleep(0.5)\n'
           '  print("on", flush=True)\n'
           '  print("on", file=sys.stderr)\n'
           f'  pathlib.Path({str(saved)!r}).touch()\n'
@@ -180,6 +184,9 @@ def test_a_terminal_that_closes_lets_the_loop_save(tmp_path):
       stdout=end, stderr=end, start_new_session=True)
   os.close(end)
   said = os.read(terminal, 100)
+  if first:
+    started.send_signal(signal.SIGHUP)
+    time.sleep(0.2)
   os.close(terminal)
   assert (said, started.wait(50), saved.exists()) == (b'ready\r\n', 0, True)
 

@@ -318,9 +318,9 @@ def _product(block: _Block) -> Iterator[Cell]:
     raise GridError(f'{block.where}: the block names no flagfile and no '
                     'setting.')
   # What brings code of its own may bring the setting too; `train` then looks.
-  known = (*settings.SETTINGS, *settings.SETTINGS.entry_points())
-  if block.setting and block.setting not in known and not (
-      'import' in block.axes or block.flagfiles):
+  if block.setting and block.setting not in settings.SETTINGS and not (
+      'import' in block.axes or block.flagfiles
+      or block.setting in settings.SETTINGS.entry_points()):
     raise GridError(f'{block.named_at}: {block.setting} is no setting; there '
                     f'are {", ".join(settings.SETTINGS)}. One of your own '
                     'needs a line --import=FILE.py.')

@@ -109,7 +109,7 @@ class Sweep:
     del frame
     self._heard = number
     if number == signal.SIGHUP:
-      ending.leave_closed_terminal()
+      ending.leave_terminal()
 
   def _warn(self) -> None:
     """Names cells whose folders have runs with other flags, by difference."""

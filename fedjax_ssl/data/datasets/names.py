@@ -76,7 +76,7 @@ def check_known(labels: np.ndarray) -> None:
     raise DataError(
         f'labels of train have {str(labels[missing[0]])!r} in row '
         f'{missing[0]}, as a missing value becomes; of a row without a label '
-        f'it is {NONE}. If it is a class, name all in class_names')
+        f'it is {NONE}. If it is a class, add an array class_names')
 
 
 def number(words: Mapping[str, np.ndarray],
