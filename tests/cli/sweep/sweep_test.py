@@ -213,7 +213,7 @@ def test_exit_code_0_before_the_last_round_is_not_the_end(tmp_path):
 
 
 @pytest.mark.parametrize('number', [
-    signal.SIGKILL, *wider(signal.SIGTERM, signal.SIGINT)])
+    signal.SIGKILL, *wider(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)])
 def test_a_sweep_that_is_stopped_continues(tmp_path, number):
   lines = (FAKE, 'seeds: 0 1 2 3', '--seconds=0.15', '--num_rounds=3')
   process = start(tmp_path, *lines, options=['--slots=2'])
