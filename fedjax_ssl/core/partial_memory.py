@@ -148,11 +148,10 @@ def readers(method: Method, state: State, federation: Federation,
 def _origin(jaxpr: core.Jaxpr, atom: Any) -> Any:
   """Returns the variable that an atom is, through calls that hand it on."""
   for eqn in jaxpr.eqns:
-    if eqn.primitive.name in CALLS and any(
-        atom is made for made in eqn.outvars):
+    place = next((i for i, x in enumerate(eqn.outvars) if x is atom), None)
+    if place is not None and eqn.primitive.name in CALLS:
       inner = eqn.params[CALLS[eqn.primitive.name]]
       inner = getattr(inner, 'jaxpr', inner)
-      place = next(i for i, made in enumerate(eqn.outvars) if atom is made)
       found = _origin(inner, inner.outvars[place])
       for given, own in zip(eqn.invars, inner.invars, strict=True):
         if found is own:

@@ -186,8 +186,7 @@ def _private(job: Job) -> str:
   steps = _span(int(terms.steps) for terms in found)
   rows = _span(min(job.spec.labeled_batch, int(count))
                for federation in job.federations
-               for count in np.unique(private_labels.by_task(
-                   federation).num_labeled) if count)
+               for count in np.unique(federation.tables.num_labeled) if count)
   return (f'private: each of {steps} steps of a client hides a labeled row by '
           f'noise of {noise} clipping norms on a sum over about {rows} rows')
 
