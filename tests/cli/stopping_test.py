@@ -183,7 +183,9 @@ def test_a_terminal_that_closes_lets_the_loop_save(tmp_path, first):
       [sys.executable, '-c', text], cwd=launcher.EXPERIMENTS, stdin=end,
       stdout=end, stderr=end, start_new_session=True)
   os.close(end)
-  said = os.read(terminal, 100)
+  # A line may come in parts.
+  with open(os.dup(terminal), 'rb', buffering=0) as output:
+    said = output.readline()
   if first:
     started.send_signal(signal.SIGHUP)
     time.sleep(0.2)
