@@ -16,9 +16,6 @@ from fedjax_ssl.core import checks, conv_forms, imports, knobs, registry
 from fedjax_ssl.core.checks import FieldError
 
 LARGEST_SEED = checks.LARGEST_SEED
-# The names in `core.optimizers`, which cannot be read without JAX.
-OPTIMIZERS = ('sgd', 'nesterov', 'adam', 'adamw', 'rmsprop')
-OWN_MOMENTUM = ('adam', 'adamw')  # --momentum is not theirs.
 _ANY = knobs.Bound()
 
 
@@ -230,7 +227,7 @@ class Config:
       'mean number of rows.',
       choices=('clients', 'shares', 'capped'))
   optimizer: str = _option(
-      'sgd', 'Optimizer of a client.', choices=OPTIMIZERS)
+      'sgd', 'Optimizer of a client.', choices=knobs.OPTIMIZERS)
   norm: str = _option(
       'auto', "Normalization layers; auto: the model's own.",
       choices=('auto', 'none', 'batch', 'group', 'static'))
@@ -400,7 +397,7 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
   labels = {'labeled_fraction', 'labels_per_class'}
   if len(one := labels.intersection(given)) == 1:
     values[(labels - one).pop()] = None
-  if values.get('optimizer') in OWN_MOMENTUM and 'momentum' not in given:
+  if values.get('optimizer') in knobs.OWN_MOMENTUM and 'momentum' not in given:
     values['momentum'] = 0.0
   if values.get('partition_file') and 'partition' not in given:
     values['partition'] = 'setting'

@@ -15,7 +15,7 @@ import pytest
 import fedjax_ssl
 from fedjax_ssl import config
 from fedjax_ssl.cli import train
-from fedjax_ssl.core import checks, flag_kinds, optimizers
+from fedjax_ssl.core import checks, flag_kinds, knobs, optimizers
 from tests import toy
 
 SHARED = [field.name for field in dataclasses.fields(fedjax_ssl.TaskSpec)
@@ -96,10 +96,10 @@ def test_what_does_not_go_together_is_refused(values, given, words):
     config.resolve(values, given)
 
 
-@pytest.mark.parametrize('optimizer', config.OPTIMIZERS)
+@pytest.mark.parametrize('optimizer', knobs.OPTIMIZERS)
 def test_momentum_of_a_setting_goes_to_optimizers_that_have_none(optimizer):
   values = {'optimizer': optimizer, 'momentum': .9}
-  reads = optimizer not in config.OWN_MOMENTUM
+  reads = optimizer not in knobs.OWN_MOMENTUM
   assert config.resolve(values, ['optimizer']).momentum == (.9 if reads else 0)
   assert config.resolve(values, [*values]).momentum == .9
   with contextlib.nullcontext() if reads else pytest.raises(

@@ -140,7 +140,9 @@ CONFIDENCE = Bound(0, 1.1, cases=(
     advice='a probability; above 1 no row counts')
 # For a method that takes a row only above its threshold, not at it.
 STRICT = Bound(0, 1, cases=(at(1, 'no unlabeled row counts'),))
-# Knobs of optimizers.
+# Optimizers of a client, see `core.optimizers`, and their knobs.
+OPTIMIZERS = ('sgd', 'nesterov', 'adam', 'adamw', 'rmsprop')
+OWN_MOMENTUM = ('adam', 'adamw')  # MOMENTUM is not theirs.
 RATE = Bound(above=True)
 MOMENTUM = Bound(0, 1, below=True)
 WEIGHT_DECAY = Bound()

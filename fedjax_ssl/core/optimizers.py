@@ -141,9 +141,6 @@ def make_schedule(text: str, horizon: int | None) -> Schedule:
   return blame.named('lr_schedule', text, checked, own=True)
 
 
-OPTIMIZERS = ('sgd', 'nesterov', 'adam', 'adamw', 'rmsprop')
-
-
 @dataclasses.dataclass(frozen=True)
 class Scheduled:
   """A client's optimizer as a function of the round; see `make`.
@@ -182,7 +179,7 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
   """Makes a client's optimizer as a function of the round.
 
   Args:
-    name: one of `OPTIMIZERS`.
+    name: one of `knobs.OPTIMIZERS`.
     learning_rate: the rate at factor 1; positive.
     momentum: of sgd, nesterov and rmsprop in [0, 1); must be 0 for adam and
       adamw, whose first moment keeps its usual 0.9.
@@ -199,8 +196,8 @@ def make(name: str, *, learning_rate: float, momentum: float = 0.0,
   Raises:
     ValueError: for an unknown name or a number out of range.
   """
-  checks.check('optimizer', name, OPTIMIZERS)
-  if momentum and name in ('adam', 'adamw'):
+  checks.check('optimizer', name, knobs.OPTIMIZERS)
+  if momentum and name in knobs.OWN_MOMENTUM:
     raise checks.FieldError(
         'momentum', momentum, 'it has its own; give 0, or one of sgd, '
         'nesterov, rmsprop.', optimizer=name)

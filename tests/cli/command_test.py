@@ -16,7 +16,6 @@ import sys
 import pytest
 
 from fedjax_ssl import cli, config, methods
-from fedjax_ssl.core import optimizers
 from fedjax_ssl.running import settings
 from tests.cli import launcher
 
@@ -119,10 +118,6 @@ def test_an_output_that_is_full_is_named(monkeypatch, capsys):
     assert cli.main(words) == 2
     assert capsys.readouterr().err == (
         'error: <full> cannot be used: No space left on device.\n')
-
-
-def test_names_that_are_known_without_jax_are_the_librarys():
-  assert config.OPTIMIZERS == optimizers.OPTIMIZERS
 
 
 @pytest.mark.parametrize('name', settings.SETTINGS)
