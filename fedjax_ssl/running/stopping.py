@@ -173,7 +173,7 @@ def answered() -> None:
   if _pipes:  # Until the thread has read all that came before.
     _caught_up.clear()
     os.write(_pipes[0][1], bytes([_MARK]))
-    _caught_up.wait(_GRACE)
+    _caught_up.wait()  # However slow; else a late one would end the process.
   _trained = False
   _heard.clear()
 
