@@ -4,6 +4,7 @@ from __future__ import annotations
 import hashlib
 import pathlib
 import random
+import shlex
 import signal
 import time
 from typing import Any
@@ -112,7 +113,7 @@ def test_sigterm_saves_and_exits_0(tmp_path, expected):
   reached = newest(folder)
   assert 3 <= reached < ROUNDS
   assert f'Stopped at round {reached}' in started.output()
-  assert f'--workdir={folder}' in started.output()
+  assert f'--workdir={shlex.quote(str(folder))}' in started.output()
   launcher.run(folder, *args())
   assert content(folder, ROUNDS) == expected
 

@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -61,7 +62,8 @@ cli.run_setting(settings.Setting('held', '', '', held, dict(
 
 def line(number: int, folder: pathlib.Path | None = None) -> str:
   what = ('give the same command again' if folder is None else
-          f'the same command with --workdir={folder} continues')
+          'the same command with '
+          f'--workdir={shlex.quote(str(folder))} continues')
   return f'Stopped by {signal.Signals(number).name}; {what}.\n'
 
 
