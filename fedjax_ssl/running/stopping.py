@@ -42,10 +42,10 @@ _trained = False  # Whether the loop has rounds that it should save first.
 def end(number: int) -> None:
   """Says in one line why, and ends the process with code 128 + `number`.
 
-  Returns only if another thread is about to do so.
+  Where another thread is about to do so, this one waits for that: else it could
+  go on, or end the process with another code.
   """
-  if not _ends.acquire(blocking=False):
-    return
+  _ends.acquire()
   until = time.monotonic() + _GRACE
   while _writes_cache() and time.monotonic() < until:
     time.sleep(0.01)
@@ -173,7 +173,7 @@ def answered() -> None:
   if _pipes:  # Until the thread has read all that came before.
     _caught_up.clear()
     os.write(_pipes[0][1], bytes([_MARK]))
-    _caught_up.wait(_GRACE)
+    _caught_up.wait()  # However slow; else a late one would end the process.
   _trained = False
   _heard.clear()
 

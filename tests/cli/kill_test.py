@@ -4,6 +4,7 @@ from __future__ import annotations
 import hashlib
 import pathlib
 import random
+import shlex
 import signal
 import time
 from typing import Any
@@ -64,15 +65,17 @@ def until(started: launcher.Started, folder: pathlib.Path, round_: int) -> None:
 def kill(folder: pathlib.Path, number: int, *more: str) -> None:
   """Kills a run so often, and lets it end."""
   draw = random.Random(5)
+  script = launcher.held(folder.parent, ROUNDS - 1)
   # Before the folder exists, and then anywhere, saves included.
-  started = launcher.start(folder, *args(), *more)
+  started = launcher.start(folder, *args(), *more, script=script)
   time.sleep(draw.uniform(0, 1))
   started.process.kill()
   started.wait()
   kills = 1
   while kills < number:
-    started = launcher.start(folder, *args(), *more)
-    until(started, folder, newest(folder) + draw.choice((0, 0, 1)))
+    started = launcher.start(folder, *args(), *more, script=script)
+    until(started, folder,
+          min(newest(folder) + draw.choice((0, 0, 1)), ROUNDS - 1))
     time.sleep(draw.uniform(0, 0.1))
     started.process.kill()
     if started.wait() != -signal.SIGKILL:
@@ -102,21 +105,22 @@ def test_nor_with_what_clients_keep_on_disk(tmp_path, expected, number):
 
 def test_sigterm_saves_and_exits_0(tmp_path, expected):
   folder = tmp_path / 'run'
-  started = launcher.start(folder, *args())
+  started = launcher.start(folder, *args(),
+                           script=launcher.held(tmp_path, ROUNDS - 1))
   until(started, folder, 3)
   started.process.terminate()
   assert started.wait() == 0, started.output()
   reached = newest(folder)
   assert 3 <= reached < ROUNDS
   assert f'Stopped at round {reached}' in started.output()
-  assert f'--workdir={folder}' in started.output()
+  assert f'--workdir={shlex.quote(str(folder))}' in started.output()
   launcher.run(folder, *args())
   assert content(folder, ROUNDS) == expected
 
 
 def test_sigterm_before_the_first_round_exits_143(tmp_path):
   folder = tmp_path / 'run'
-  started = launcher.start(folder, *args())
+  started = launcher.start(folder, *args(), script=launcher.held(tmp_path, 0))
   while started.running and not (folder / run_files.CONFIG).exists():
     time.sleep(0.002)
   started.process.terminate()

@@ -131,6 +131,48 @@ def start(workdir: pathlib.Path, *args: str,
   return Started([log], [f'--workdir={workdir}', *args], script, largest)
 
 
+_HELD = """
+import pathlib, time
+from fedjax_ssl import cli
+from fedjax_ssl.running import stopping
+from fedjax_ssl.training import checkpoint, runner
+
+go = pathlib.Path({go!r})
+save, advance = checkpoint.Checkpoints.save, runner.Sequential.advance
+
+def held_save(self, round_, *args):
+  save(self, round_, *args)
+  while round_ >= {round_} and not stopping._heard and not go.exists():
+    time.sleep(0.01)
+
+def held_advance(self, done, count):
+  while not {round_} and not go.exists():
+    time.sleep(0.01)
+  advance(self, done, count)
+
+checkpoint.Checkpoints.save = held_save
+runner.Sequential.advance = held_advance
+cli.run_setting({setting!r})
+"""
+
+
+def held(folder: pathlib.Path, round_: int) -> pathlib.Path:
+  """Writes a script like `DIGITS` that waits once it has saved a round.
+
+  A run of a few rounds could be over before a busy machine comes to what is to
+  happen in it. It goes on when `folder` holds `go`, or when it hears a signal
+  after which it has rounds to save.
+
+  Args:
+    folder: where to write.
+    round_: which; 0 waits before the first one.
+  """
+  script = folder / 'held.py'
+  script.write_text(_HELD.format(
+      go=str(folder / 'go'), round_=round_, setting=DIGITS.stem))
+  return script
+
+
 def run(workdir: pathlib.Path, *args: str, script: pathlib.Path = DIGITS
         ) -> str:
   """Runs an experiment to its end; returns what it printed.

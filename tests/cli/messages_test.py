@@ -186,7 +186,7 @@ def test_a_slip_beside_an_empty_flagfile_or_a_pipe(refuse, tmp_path):
       target=pipe.write_text, args=('--num_rounds=two\n',), daemon=True)
   writer.start()
   assert refuse(f'--flagfile={pipe}') == line
-  writer.join(10)
+  writer.join(300)
   assert not writer.is_alive()
 
 

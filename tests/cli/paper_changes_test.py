@@ -42,11 +42,9 @@ def test_its_run_ends_with_it(place, number, code):
       [*paper_tables_test.PROGRAM, *place.command()],
       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
   rows = place.root / 'runs/one/exp.ours_hard/seed_0/metrics.jsonl'
-  until = time.monotonic() + 30
-  while not rows.exists() and time.monotonic() < until:
-    time.sleep(0.05)
+  paper_tables_test.until(lambda: paper_tables_test.begun(rows))
   os.kill(process.pid, number)
-  _, said = process.communicate(timeout=15)
+  _, said = process.communicate(timeout=300)
   assert process.returncode == code
   assert said.splitlines() == [
       f'Ended by {number.name}; the same command continues.']

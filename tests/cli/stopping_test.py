@@ -1,10 +1,12 @@
 """A signal ends an experiment wherever it is, in one line, with its code."""
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -41,7 +43,7 @@ def hold():
     'a long call into C': """
 def hold():
   threading.Timer(0.3, os.kill, (os.getpid(), NUMBER)).start()
-  hashlib.pbkdf2_hmac('sha256', b'', b'', 100_000_000)
+  hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)  # Minutes.
 """}
 SCRIPT = """
 import gc, hashlib, os, threading, weakref
@@ -60,7 +62,8 @@ cli.run_setting(settings.Setting('held', '', '', held, dict(
 
 def line(number: int, folder: pathlib.Path | None = None) -> str:
   what = ('give the same command again' if folder is None else
-          f'the same command with --workdir={folder} continues')
+          'the same command with '
+          f'--workdir={shlex.quote(str(folder))} continues')
   return f'Stopped by {signal.Signals(number).name}; {what}.\n'
 
 
@@ -70,17 +73,16 @@ def test_no_signal_is_swallowed(tmp_path, where, number):
   script = tmp_path / 'held.py'
   script.write_text(SCRIPT.format(number=int(number), hold=HELD[where]))
   started = launcher.start(tmp_path / 'run', *ARGS, script=script)
-  began = time.monotonic()
-  code = started.wait(60)  # Else it would go on for ever.
+  code = started.wait(200)  # Else it would go on for longer, or for ever.
   assert (code, started.output()) == (128 + number, line(number))
-  assert time.monotonic() - began < 20
 
 
 def listens(started: launcher.Started) -> bool:
-  """Whether a handler of SIGTERM is in place, as the kernel tells."""
+  """Whether handlers of all signals are in place, as the kernel tells."""
   file = pathlib.Path(f'/proc/{started.process.pid}/status')
   mask = re.search(r'SigCgt:\s*(\w+)', file.read_text())
-  return mask is not None and bool(int(mask[1], 16) >> signal.SIGTERM - 1 & 1)
+  return mask is not None and all(
+      int(mask[1], 16) >> number - 1 & 1 for number in NUMBERS)
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='no /proc')
@@ -96,7 +98,7 @@ def test_random_moments(tmp_path, which):
     time.sleep(draw.uniform(0, 1))
     assert started.running
     os.kill(started.process.pid or 0, number)
-    code, said = started.wait(60), started.output()
+    code, said = started.wait(), started.output()
     saved = checkpoint.Checkpoints(folder / 'checkpoints').latest()
     if saved is None:
       assert code == 128 + number and said.endswith(
@@ -112,28 +114,37 @@ def test_imports_are_interrupted_in_one_line(tmp_path, number):
   # A stand-in for a module that takes long to import.
   (tmp_path / 'absl').mkdir()
   (tmp_path / 'absl' / '__init__.py').write_text(
-      f'import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep(60)\n')
+      'import os, time\n'
+      f'os.kill(os.getpid(), {int(number)})\n'
+      'time.sleep(600)\n')
   done = subprocess.run(
       [sys.executable, str(launcher.DIGITS)], capture_output=True, text=True,
-      env={'PYTHONPATH': str(tmp_path)}, check=False, timeout=50)
+      env={'PYTHONPATH': str(tmp_path)}, check=False, timeout=300)
   assert (done.returncode, done.stdout, done.stderr) == (
       128 + number, '', line(number))
 
 
 def alone(body: str, before: str = '', **options
           ) -> subprocess.CompletedProcess[str]:
-  """Runs a few lines that listen, in a process without JAX."""
+  """Runs a few lines that listen, in a process without JAX.
+
+  They go on after `send` when all has been done that the signal leads to.
+  """
   text = ('import os, signal, sys, time\n'
           'from fedjax_ssl.running import stopping\n'
           f'{before}\n'
+          'def catch_up():\n'
+          '  stopping._caught_up.clear()\n'
+          '  os.write(stopping._pipes[0][1], bytes([stopping._MARK]))\n'
+          '  stopping._caught_up.wait()\n'
           'def send(number):\n'
           '  os.kill(os.getpid(), number)\n'
-          '  time.sleep(0.2)\n'
+          '  catch_up()\n'
           'with stopping.listening():\n'
           + ''.join(f'  {x}\n' for x in body.splitlines()))
   return subprocess.run(
       [sys.executable, '-c', text], cwd=launcher.EXPERIMENTS, text=True,
-      check=False, timeout=50, stderr=subprocess.PIPE, **options)
+      check=False, timeout=300, stderr=subprocess.PIPE, **options)
 
 
 TRAINING = 'with stopping.saving() as trained:\n  trained()\n  '
@@ -190,19 +201,22 @@ def test_a_terminal_that_closes_lets_the_loop_save(tmp_path, first):
     started.send_signal(signal.SIGHUP)
     time.sleep(0.2)
   os.close(terminal)
-  assert (said, started.wait(50), saved.exists()) == (b'ready\r\n', 0, True)
+  assert (said, started.wait(300), saved.exists()) == (b'ready\r\n', 0, True)
 
 
 def test_a_terminal_that_stays_is_told_of_a_hangup():
   text = ('import os, time\nfrom fedjax_ssl.running import stopping\n'
-          'stopping.listen()\nos.kill(os.getpid(), 1)\ntime.sleep(50)\n')
+          'stopping.listen()\nos.kill(os.getpid(), 1)\ntime.sleep(600)\n')
   terminal, end = os.openpty()
   started = subprocess.Popen(
       [sys.executable, '-c', text], cwd=launcher.EXPERIMENTS, stdin=end,
       stdout=end, stderr=end, start_new_session=True)
-  code = started.wait(50)
-  said = os.read(terminal, 1000)
+  code = started.wait(300)
   os.close(end)
+  said = b''
+  with contextlib.suppress(OSError):  # So Linux says that this was all.
+    while part := os.read(terminal, 1000):
+      said += part
   os.close(terminal)
   assert (code, said.decode().replace('\r', '')) == (129, line(signal.SIGHUP))
 
@@ -216,27 +230,28 @@ def test_nohup_lets_a_terminal_close(before, code, said):
 
 def test_children_have_signals_of_their_own():
   done = alone(
-      'child = os.fork()\nif not child: time.sleep(60)\ntime.sleep(0.1)\n'
+      'source, sink = os.pipe()\n'
+      'child = os.fork()\n'
+      'if not child: os.write(sink, b"."); time.sleep(600)\n'
+      'os.read(source, 1)\n'
       'os.kill(child, 15)\n'
       'code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n'
-      'time.sleep(0.2)\nos._exit(7 if code == -15 else 1)')
+      'catch_up()\nos._exit(7 if code == -15 else 1)')
   assert (done.returncode, done.stderr) == (7, '')
 
 
 def test_nobody_has_to_read():
   source, sink = os.pipe()
-  began = time.monotonic()
   done = alone('os.set_blocking(1, False)\n'
                'try:\n'
                '  while True: os.write(1, bytes(4096))\n'
                'except BlockingIOError: pass\n'
                'os.set_blocking(1, True)\n'
                'os.dup2(1, 2)\n'
-               'send(15)\n'
-               'time.sleep(60)', stdout=sink)
+               'send(15)', stdout=sink)
   os.close(source)
   os.close(sink)
-  assert done.returncode == 143 and time.monotonic() - began < 20
+  assert done.returncode == 143
 
 
 def test_what_was_set_before_comes_back():

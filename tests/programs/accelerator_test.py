@@ -100,13 +100,25 @@ def test_other_flags_have_another_folder(script, monkeypatch, tmp_path):
 
 
 def test_a_slice_is_cut_off_and_goes_on(script, monkeypatch, tmp_path, capfd):
-  file = tmp_path / 'progress'
+  file, listens = tmp_path / 'progress', tmp_path / 'listens'
   code = ('import pathlib, signal, sys, time\n'
           f'file = pathlib.Path({str(file)!r})\n'
           'if file.exists(): sys.exit()\n'
           'signal.signal(signal.SIGTERM, lambda *_: (file.write_text("saved"),'
           ' sys.exit(143)))\n'
-          'time.sleep(60)\n')
+          f'pathlib.Path({str(listens)!r}).touch()\n'
+          'time.sleep(600)\n')
+  class Popen(subprocess.Popen):
+    """The time is over once it listens, however late that is."""
+
+    def wait(self, timeout=None):
+      if listens.exists():
+        return super().wait(300)
+      while not listens.exists():
+        assert self.poll() is None
+        time.sleep(0.02)
+      raise subprocess.TimeoutExpired(self.args, timeout)
+  monkeypatch.setattr(script.subprocess, 'Popen', Popen)
   monkeypatch.setattr(script, 'plan', lambda: [
       _slice(script, 'long', code, resumes=True)])
   flags.FLAGS['minutes'].value = 1.5 / 60
@@ -119,8 +131,11 @@ def test_a_slice_is_cut_off_and_goes_on(script, monkeypatch, tmp_path, capfd):
 
 def test_a_slice_that_took_too_long_comes_last(script, monkeypatch, capfd):
   monkeypatch.setattr(script, 'plan', lambda: [
-      _slice(script, 'long', 'import time; time.sleep(60)'),
+      _slice(script, 'long', 'import time; time.sleep(600)'),
       _slice(script, 'short', 'pass')])
+  run = script.run
+  monkeypatch.setattr(script, 'run', lambda part, seconds: run(
+      part, seconds if part.name == 'long' else 300))
   flags.FLAGS['minutes'].value = 1 / 60
   assert script.main(['']) == 0
   said = capfd.readouterr().out
@@ -221,11 +236,11 @@ def test_what_runs_ends_with_it(root, tmp_path, number, code):
   pids = tmp_path / 'pids'
   child = ('import os, pathlib, signal, subprocess, sys, time\n'
            'signal.signal(signal.SIGTERM, signal.SIG_IGN)\n'
-           'other = subprocess.Popen(["sleep", "60"])\n'
+           'other = subprocess.Popen(["sleep", "600"])\n'
            f'part = pathlib.Path({str(pids)!r} + ".part")\n'
            'part.write_text(f"{os.getpid()} {other.pid}")\n'
            f'part.rename({str(pids)!r})\n'
-           'time.sleep(60)\n')
+           'time.sleep(600)\n')
   program = (
       'import sys\n'
       'from absl import app\n'
@@ -236,14 +251,14 @@ def test_what_runs_ends_with_it(root, tmp_path, number, code):
   process = subprocess.Popen(
       [sys.executable, '-c', program, f'--out={tmp_path}', '--quick'], cwd=root,
       stderr=subprocess.PIPE, text=True)
-  until = time.monotonic() + 30
+  until = time.monotonic() + 300
   while not pids.exists() and time.monotonic() < until:
     time.sleep(0.05)
   process.send_signal(number)
-  _, said = process.communicate(timeout=20)
+  _, said = process.communicate(timeout=300)
   assert process.returncode == code
   assert said == f'Ended by {number.name}; the same command continues.\n'
-  until = time.monotonic() + 5
+  until = time.monotonic() + 300
   alive = pids.read_text().split()
   while alive and time.monotonic() < until:
     time.sleep(0.05)  # Whoever adopts it must first read its exit code.

@@ -103,4 +103,4 @@ def test_a_peer_that_talks_nonsense_is_a_peer_that_failed(bench, tmp_path):
   program.write_text('#!/bin/sh\necho Warning: hello\n')
   program.chmod(0o755)
   with pytest.raises(process.PeerError, match="it answered 'Warning: hello'"):
-    process.Peer(program, 'x.py', [], log=tmp_path / 'log', timeout=20)
+    process.Peer(program, 'x.py', [], log=tmp_path / 'log', timeout=300)

@@ -79,7 +79,7 @@ def said(cloud) -> list[list[str]]:
 def call(*words, code=0, script=TPU):
   done = subprocess.run(
       [str(script), *([*PLACE] if script == TPU else []), *words], cwd=ROOT,
-      capture_output=True, text=True, timeout=60, check=False)
+      capture_output=True, text=True, timeout=300, check=False)
   assert done.returncode == code, done.stdout + done.stderr
   return done
 

@@ -441,7 +441,7 @@ setTimeout(() => {
        '--host-resolver-rules=MAP * ~NOTFOUND', '--window-size=500,1000',
        f'--user-data-dir={tmp_path / "profile"}',
        '--virtual-time-budget=20000', '--dump-dom', file.as_uri()],
-      capture_output=True, text=True, timeout=120, check=False)
+      capture_output=True, text=True, timeout=300, check=False)
   found = re.search(r'MEASURED (\[.*?\]) END', done.stdout)
   assert found, done.stderr[-2000:]
   plots = json.loads(html.unescape(found[1]))

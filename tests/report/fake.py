@@ -54,7 +54,11 @@ def write(folder: pathlib.Path, rows: list[dict[str, Any]],
 
 
 def main() -> None:
-  """An experiment: a row a round, `--seconds` each; continues and saves."""
+  """An experiment: a row a round, `--seconds` each; continues and saves.
+
+  The first start of a folder that `holds` beside the script names stays before
+  its last round until it is told to end.
+  """
   flags: dict[str, Any] = {
       'num_rounds': '3', 'seconds': '0', 'method': 'fedavg'}
   def take(words):
@@ -82,6 +86,11 @@ def main() -> None:
   done = len(rows.read_text().splitlines()) if rows.exists() else 0
   for round_ in range(done + 1, int(flags['num_rounds']) + 1):
     time.sleep(float(flags['seconds']))
+    holds = pathlib.Path(__file__).with_name('holds')
+    if round_ == int(flags['num_rounds']) and holds.exists() and (
+        '/'.join(folder.parts[-2:]) == holds.read_text()
+        and (folder / 'starts').read_text() == 'x'):
+      time.sleep(600)
     with open(rows, 'a') as file:
       file.write(json.dumps(row(round_, 0.5 + seed / 10)) + '\n')
 

@@ -292,7 +292,7 @@ onload = event => {{
        '--host-resolver-rules=MAP * ~NOTFOUND', '--window-size=1400,1000',
        f'--user-data-dir={tmp_path / "profile"}',
        '--virtual-time-budget=5000', '--dump-dom', outer.as_uri()],
-      capture_output=True, text=True, timeout=120, check=False)
+      capture_output=True, text=True, timeout=300, check=False)
   found = re.search(r'MEASURED (\[.*?\]) END', done.stdout)
   assert found, done.stderr[-2000:]
   for width, seen in zip(WIDTHS, json.loads(html.unescape(found[1]))):

@@ -88,7 +88,7 @@ def test_a_signal_ends_it(tmp_path, root: pathlib.Path):
     assert process.stderr is not None
     assert process.stderr.readline().startswith('waiting: ')
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
   finally:
     process.kill()
   assert process.returncode == 0 and 'Traceback' not in said

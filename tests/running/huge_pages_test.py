@@ -55,7 +55,7 @@ def program(tmp_path):
       return subprocess.run(
           [sys.executable, *(how or [str(file)]), *words], text=True,
           env={**environ, **variables}, capture_output=True, check=True,
-          timeout=60, stdin=opened).stdout.splitlines()
+          timeout=300, stdin=opened).stdout.splitlines()
   return said
 
 

@@ -73,16 +73,9 @@ def survive(save: Callable[[], None], bomb: _Bomb, n: int) -> bool:
     bomb.left, bomb.full = None, False
 
 
-def wait_for_threads(folder: pathlib.Path) -> None:
-  """Until Orbax's threads, which a real death would end, write no more."""
-  before = None
-  while before != (before := sorted(map(str, folder.rglob('*')))):
-    time.sleep(0.1)  # Threads may be slow on a busy machine.
-
-
 def wait_for_ends() -> None:
   """Until only threads are left that do not keep the process from ending."""
-  until = time.monotonic() + 60  # One that waits does so for five minutes.
+  until = time.monotonic() + 200  # One that waits does so for five minutes.
   while lasting := [t for t in threading.enumerate()
                     if not t.daemon and t is not threading.main_thread()]:
     assert time.monotonic() < until, lasting
@@ -97,7 +90,7 @@ def test_crash_at_every_change_of_the_disk(two_steps, tmp_path, bomb, first):
     steps = checkpoint.Checkpoints(folder)
     if survive(functools.partial(steps.save, 3, make_tree(3)), bomb, n):
       break
-    wait_for_threads(folder)
+    wait_for_ends()  # Of Orbax's threads, which a real death would end.
     found = assert_restores(folder, 2, 3)
     checkpoint.Checkpoints(folder).save(found + 1, make_tree(found + 1))
     assert_restores(folder, found + 1)
@@ -147,7 +140,7 @@ def test_sigkill_at_any_moment(tmp_path):
   lives = [0.003, 0.031, 0.05, 0.062, 0.087, 0.11]
   subprocess.run(
       [sys.executable, '-c', _SAVE_FOR_EVER, str(tmp_path), *map(str, lives)],
-      check=True, timeout=60, cwd=REPOSITORY,
+      check=True, timeout=600, cwd=REPOSITORY,
       env=os.environ | {'PYTHONPATH': str(REPOSITORY),
                         'JAX_PLATFORMS': 'cpu'})
   for victim in range(len(lives)):
@@ -189,7 +182,7 @@ def test_death_in_the_middle_of_a_write(two_steps, tmp_path):
   subprocess.run(
       [sys.executable, '-c', _WRITE_UNTIL_THE_LIMIT, str(tmp_path),
        *map(str, sizes)],
-      check=True, timeout=60, cwd=REPOSITORY,
+      check=True, timeout=600, cwd=REPOSITORY,
       env=os.environ | {'PYTHONPATH': str(REPOSITORY),
                         'JAX_PLATFORMS': 'cpu'})
   for size in sizes:

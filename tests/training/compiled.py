@@ -15,7 +15,7 @@ SLOTS = 8
 # One for each client, or each slot of several groups.
 NUMBERS = 24
 # Two programs that exchange could each hold a device that the other waits for.
-_DEVICES = threading.Lock()
+DEVICES = threading.Lock()
 
 
 def mesh(count: int = 2) -> jax.sharding.Mesh:
@@ -34,7 +34,7 @@ def _known(state: Any, federation: Any) -> set[hlo.Shape]:
 def programs(runs: Any) -> list[int]:
   """Programs after the first stretch of a run, and after a longer one."""
   counts = []
-  with _DEVICES:
+  with DEVICES:
     for first, count in ((0, 1), (1, 2)):
       runs.advance(first, count)
       runs.restart_totals()  # As after every evaluation.

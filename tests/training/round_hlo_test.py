@@ -167,7 +167,8 @@ def _traces() -> list[int]:
       task, model=task.model._replace(apply_train=apply_train))
   runs = _start(methods.make('fedavg', task), toy.federation()[0], mesh)
   begun = count
-  runs.advance(0, 2)
+  with compiled.DEVICES:
+    runs.advance(0, 2)
   return [begun, count]
 
 
@@ -176,8 +177,9 @@ def _negative_zeros() -> list[bool]:
   from fedjax_ssl.core import tree
   rows = sharding.by_client(-jnp.zeros((4, 3)), compiled.mesh())
   ids = jnp.array([0, 3])
-  return [bool(jnp.signbit(jax.jit(take)(rows, ids)).all())
-          for take in (tree.take_bits, tree.take)]
+  with compiled.DEVICES:
+    return [bool(jnp.signbit(jax.jit(take)(rows, ids)).all())
+            for take in (tree.take_bits, tree.take)]
 
 
 COUNTER = {

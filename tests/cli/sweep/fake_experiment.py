@@ -1,6 +1,8 @@
 """Stands in for an experiment: the same files and manners, no training.
 
-Appends a line to <workdir>/../starts for each start.
+Appends a line to <workdir>/../starts for each start. The first start of a seed
+that <workdir>/../holds names stays before its last round until it is told to
+end.
 """
 from __future__ import annotations
 
@@ -38,6 +40,10 @@ def main() -> None:
       rows.exists()) else 0
   for round_ in range(done + 1, rounds + 1):
     time.sleep(float(flags['seconds']))
+    holds = folder.parent / 'holds'
+    if round_ == rounds and starts == 1 and holds.exists() and (
+        flags['seeds'] in holds.read_text().split()):
+      time.sleep(600)
     if starts <= int(flags['fail']):
       print('a first line')
       print(f'error: fell over in round {round_}', file=sys.stderr)
