@@ -27,7 +27,7 @@ from fedjax_ssl.core.types import (
   State,
   Task,
 )
-from fedjax_ssl.data.datasets import files, names, tokens
+from fedjax_ssl.data.datasets import files, folder, names, tokens
 from fedjax_ssl.training import (
   checkpoint,
   client_rows,
@@ -195,8 +195,10 @@ class LoadedRun(NamedTuple):
     Args:
       inputs: images [B, H, W, C], or [B, H, W] if C is 1, 0 to 255, or floats
         of 0 to 1, as a data set may have (all of 1 or less: by
-        their scale the whole call counts); texts, a list of B, or their
-        tokens int32[B, T] or vectors float[B, T, E].
+        their scale the whole call counts), or paths of B image files, which
+        are brought to the model's size as `fedjax-ssl resize-images` does;
+        texts, a list of B, or their tokens int32[B, T] or vectors
+        float[B, T, E].
       seed: which of the run's seeds; the first by default.
 
     Returns:
@@ -287,12 +289,19 @@ class LoadedRun(NamedTuple):
         names_ != [*map(str, range(len(names_)))])
 
   def _encoded(self, inputs: np.ndarray) -> np.ndarray:
-    """Returns tokens of texts, and all else as it is."""
-    if len(self.spec.input_shape) != 1:
+    """Returns pixels of image files, tokens of texts, all else as it is."""
+    shape = self.spec.input_shape
+    if len(shape) == 2:
       return inputs
     if not inputs.ndim and inputs.dtype.kind == 'U':
-      raise ValueError('inputs must be a list of texts, '
+      raise ValueError('inputs must be a list of '
+                       f'{"texts" if len(shape) == 1 else "files"}, '
                        f'[{str(inputs)[:40]!r}].')
+    if len(shape) == 3:
+      paths = inputs.ndim == 1 and all(
+          isinstance(x, str | os.PathLike) for x in inputs)
+      return (folder.read_images(list(inputs), *shape)
+              if len(inputs) and paths else inputs)
     texts = tokens.as_texts('inputs', inputs)
     if texts is None:
       return inputs if inputs.size else np.zeros(

@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ssl import losses, methods
-from fedjax_ssl.core.local_training import Aux
+from fedjax_ssl import Aux, losses, methods
 from fedjax_ssl.methods.parts import averaging, network, objective
 
 

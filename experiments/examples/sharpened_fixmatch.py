@@ -10,8 +10,7 @@ all methods hold.
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl import losses, methods
-from fedjax_ssl.core.local_training import Aux
+from fedjax_ssl import Aux, losses, methods
 from fedjax_ssl.methods.parts import assemble, averaging, network, objective
 
 

@@ -150,23 +150,34 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
                if knob == checks.initials(name)]:
     return f'{word} is no flag. {_did_you_mean(short)}'
   from fedjax_ssl import task
+  chosen: dict[str, tuple[str, str, dict[str, Any]]] = {}  # By knob.
   for field, known in task.REGISTRIES.items():
     with contextlib.suppress(ValueError):
       name, old = registry.parse(given[field] or '')
-      if name in known and knob in knobs.names(known[name]):
-        words = [f'{k}={registry.literal(v)}' for k, v in old.items()
-                 if k != knob]
-        call = f'{name}({", ".join([*words, f"{knob}={value}"])})'
-        return f'{word} is no flag but a knob: give --{field}="{call}".'
+      for own in knobs.names(known[name]) if name in known else ():
+        chosen.setdefault(own, (field, name, old))
+  if knob in chosen:
+    return (f'{word} is no flag but a knob: give '
+            f'{_call(knob, value, *chosen[knob])}.')
   owners = [name for name, build in task.REGISTRIES['method'].items()
             if knob in knobs.names(build)]
   if owners:
     return (f'{word} is no flag but a knob of {", ".join(owners)}, and '
             f'--method={given["method"]} has none; it is given as in '
             f'--method="{owners[0]}({knob}={value})".')
+  if typo := difflib.get_close_matches(knob, chosen, 1, 0.8):
+    return (f'{word} is no flag. Did you mean the knob '
+            f'{_call(typo[0], value, *chosen[typo[0]])}?')
   if parts := [name for name in config.OPTIONS if knob in name.split('_')]:
     meant = f'. {_did_you_mean(parts)}'
   return f'{word} is no flag' + (meant or '; --help lists all.')
+
+
+def _call(knob: str, value: str, field: str, name: str, old: Mapping[str, Any]
+          ) -> str:
+  """Returns the flag of a field whose text sets a knob beside the old ones."""
+  words = [f'{k}={registry.literal(v)}' for k, v in old.items() if k != knob]
+  return f'--{field}="{name}({", ".join([*words, f"{knob}={value}"])})"'
 
 
 def place(error: flags.UnrecognizedFlagError | flags.IllegalFlagValueError,

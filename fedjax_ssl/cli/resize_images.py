@@ -52,12 +52,8 @@ def resized(file: pathlib.Path, target: pathlib.Path, size: int) -> None:
     DataError: if the file is no image that a folder of images may hold.
   """
   from PIL import Image
-  pixels = folder.read_image(file)
-  height, width = pixels.shape[:2]
-  side = min(height, width)
-  top, left = (height - side) // 2, (width - side) // 2
-  Image.fromarray(pixels[top:top + side, left:left + side]).resize(
-      (size, size), Image.Resampling.LANCZOS).save(target, format='PNG')
+  pixels = folder.resized(folder.read_image(file), size, size)
+  Image.fromarray(pixels).save(target, format='PNG')
 
 
 def resize(images: pathlib.Path, out: pathlib.Path, size: int) -> int:

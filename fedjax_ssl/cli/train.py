@@ -21,6 +21,9 @@ from fedjax_ssl.running import settings, stopping, stored_options
 from fedjax_ssl.running.settings import Setting
 
 FLAGS = flags.FLAGS
+# Options of which one is given.
+_RIVALS = (frozenset(('seed', 'seeds')),
+           frozenset(('labels_per_class', 'labeled_fraction')))
 
 
 def _define(option: config.Option) -> None:
@@ -200,11 +203,35 @@ def _parse(argv: Sequence[str]) -> Any:
   for _ in flagfile_lines.read(argv):
     pass
   try:
-    return FLAGS(argv)
+    # Read once, as a pipe can be.
+    words = FLAGS.read_flags_from_files(argv[1:], force_gnu=False)
+    left = FLAGS([argv[0], *words])
+    _replace(argv, words)
+    return left
   except (flags.UnrecognizedFlagError, flags.IllegalFlagValueError) as error:
     if place := errors.place(error, argv):
       error.add_note(place)
     raise
+
+
+def _replace(argv: Sequence[str], words: Sequence[str]) -> None:
+  """Lets a flag replace its rival of a flagfile that stands before it.
+
+  Args:
+    argv: the command.
+    words: the same, with the lines of its flagfiles in their places.
+  """
+  for pair in _RIVALS:
+    typed = [*filter(pair.__contains__, map(_name, argv))]
+    found = [*filter(pair.__contains__, map(_name, words))]
+    if typed and {*typed} == {found[-1]}:
+      for other in {*found} - {*typed}:
+        FLAGS[other].unparse()
+
+
+def _name(word: str) -> str:
+  """Returns the name of a flag, '' for what is none."""
+  return word.lstrip('-').partition('=')[0] if word.startswith('-') else ''
 
 
 def _report_errors(function: Callable[..., Any], *args: Any) -> Any:

@@ -163,7 +163,8 @@ class Run:
     """Computes logits float32[B, C]; see `finished.LoadedRun.predict`.
 
     Args:
-      inputs: images as stored, uint8[B, H, W, C] or [B, H, W]; or texts.
+      inputs: images as stored, uint8[B, H, W, C] or [B, H, W]; paths of image
+        files; or texts.
       seed: which of the run's seeds; the first by default.
     """
     return self._model.predict(inputs, seed)

@@ -41,6 +41,8 @@ def check_method(builder: str | Callable[..., Method], *,
                  ) -> Found:
   """Holds a method to the laws of all methods, on a federation of 6 clients.
 
+  It takes about a minute.
+
   Args:
     builder: (task, knobs) -> Method; or a name, with knobs if any, as
       --method takes it.

@@ -51,6 +51,8 @@ LINES = {
         ['--alpha=could not convert string to float is no number.']),
     'boolean': (['--bounds=maybe'],
                 ['--bounds=maybe is neither true nor false.']),
+    'knob_typo': (['--method=fixmatch', '--treshold=.8'],
+                  ['Did you mean the knob --method="fixmatch(threshold=0.8']),
     'no_flag': (['--xyzzy'], ['--xyzzy is no flag', '--help']),
     'profile_name': (['--method=rscfed', '--profile=papr'],
                      ['--method=rscfed --profile=papr', 'official_isic']),

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import pathlib
+import shlex
 
 import numpy as np
 from PIL import Image
@@ -36,19 +37,21 @@ def run(*args: str) -> int:
 
 
 def test_a_folder_of_photos_becomes_a_data_set(photos, tmp_path, capsys):
-  with pytest.raises(ValueError, match='`fedjax-ssl resize-images` brings'):
+  with pytest.raises(ValueError, match='brings all to one size') as told:
     data.load('photos', tmp_path)
-  out = tmp_path / 'small'
-  assert run(f'--images={photos}', '--size=4', f'--out={out}') == 0
+  command = shlex.split(str(told.value).split('`')[1].replace('=32', '=4'))
+  assert command[:2] == ['fedjax-ssl', 'resize-images']
+  assert run(*command[2:]) == 0
+  out = tmp_path / 'photos32'
   assert capsys.readouterr().out == f'{out}: 16 images of 4 x 4 pixels\n'
-  found = data.load('small', tmp_path)
+  found = data.load('photos32', tmp_path)
   assert found.train.inputs.shape == (8, 4, 4, 3)
   assert found.class_names == ('cat', 'dog')
   assert found.client_names == ('c0', 'c1')
   side = found.train.inputs.astype(int)
   right = (side[:, :, 3] - side[:, :, 0]).mean((1, 2)) > 100
   np.testing.assert_array_equal(right, found.train.labels == 0)
-  assert {path.name for path in tmp_path.iterdir()} == {'photos', 'small'}
+  assert {path.name for path in tmp_path.iterdir()} == {'photos', 'photos32'}
 
 
 def test_the_middle_is_kept_and_gray_stays_gray(tmp_path):

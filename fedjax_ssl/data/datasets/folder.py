@@ -1,9 +1,10 @@
 """Images in a folder for each class, as torchvision's ImageFolder has them."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import os
 import pathlib
+import shlex
 
 import numpy as np
 
@@ -73,8 +74,10 @@ def read(path: pathlib.Path) -> files.Source:
       shape = shape or pixels.shape[:2]
       if pixels.shape[:2] != shape:
         raise DataError(f'{file} has {_size(pixels.shape)} pixels, and others '
-                        f'{_size(shape)}; `fedjax-ssl resize-images` brings '
-                        'all to one size')
+                        f'{_size(shape)}; `fedjax-ssl resize-images '
+                        f'--images={shlex.quote(str(path))} --size=32 '
+                        f'--out={shlex.quote(f"{path}32")}` brings all to one '
+                        'size')
       images.append(pixels)
       if part == 'train':
         trained.append(file.relative_to(path).as_posix())
@@ -196,6 +199,52 @@ def read_image(file: pathlib.Path) -> np.ndarray:
   except (OSError, ValueError, SyntaxError,
           Image.DecompressionBombError) as error:
     raise DataError(f'{file} cannot be read: {error}') from None
+
+
+def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+  """Scales the largest part around the middle that has another image's sides.
+
+  Args:
+    pixels: uint8[H, W] or [H, W, 3].
+    height: of the other image.
+    width: of the other image.
+
+  Returns:
+    uint8[height, width] or [height, width, 3]; the same if that is its size.
+  """
+  from PIL import Image
+  tall, wide = pixels.shape[:2]
+  share = min(tall / height, wide / width)
+  tall_part, wide_part = round(height * share), round(width * share)
+  top, left = (tall - tall_part) // 2, (wide - wide_part) // 2
+  part = pixels[top:top + tall_part, left:left + wide_part]
+  return np.asarray(Image.fromarray(part).resize(
+      (width, height), Image.Resampling.LANCZOS))
+
+
+def read_images(paths: Sequence[str | os.PathLike[str]], height: int,
+                width: int, channels: int) -> np.ndarray:
+  """Reads images of any size, as `resized` brings them to one.
+
+  Args:
+    paths: of the files, B of them.
+    height: of what is returned.
+    width: of what is returned.
+    channels: 1, and colors are read as their brightness; or 3.
+
+  Returns:
+    uint8[B, height, width, channels].
+
+  Raises:
+    DataError: see `read_image`.
+  """
+  from PIL import Image
+  found = np.zeros((len(paths), height, width, channels), np.uint8)
+  for image, path in zip(found, paths, strict=True):
+    pixels = Image.fromarray(read_image(pathlib.Path(path).expanduser()))
+    image[:] = _with_channels(resized(np.asarray(pixels.convert(
+        'L' if channels == 1 else 'RGB')), height, width), color=False)
+  return found
 
 
 def _with_channels(image: np.ndarray, color: bool) -> np.ndarray:
