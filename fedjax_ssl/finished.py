@@ -42,6 +42,7 @@ from fedjax_ssl.training import (
 from fedjax_ssl.training import workdir as workdir_lib
 from fedjax_ssl.training.checkpoint import sealed
 
+Inputs = Array | Sequence[str | os.PathLike[str]]  # Of `predict`.
 Kind = TypeVar('Kind', Examples, Shard)
 
 
@@ -188,7 +189,7 @@ class LoadedRun(NamedTuple):
                        "a client's row of state.memory.")
     return self.method.predict
 
-  def predict(self, inputs: Array | Sequence[str], seed: int | None = None
+  def predict(self, inputs: Inputs, seed: int | None = None
               ) -> jax.Array:
     """Computes the logits of raw inputs.
 
@@ -206,7 +207,8 @@ class LoadedRun(NamedTuple):
 
     Raises:
       ValueError: if the inputs have another shape or dtype, or are texts and
-        the run keeps no words, or it has no such seed.
+        the run keeps no words, or files that are no images, or it has no such
+        seed.
     """
     self.check_seed(seed)
     state = self.state if seed is None else self.states[seed]
@@ -234,7 +236,7 @@ class LoadedRun(NamedTuple):
       return jnp.zeros((0, self.spec.num_classes))
     return predict(state.server, inputs)
 
-  def evaluate(self, inputs: Array | Sequence[str],
+  def evaluate(self, inputs: Inputs,
                labels: Array | Sequence[str], seed: int | None = None
                ) -> dict[str, Any]:
     """Judges the global model on data of your own.
@@ -298,10 +300,10 @@ class LoadedRun(NamedTuple):
                        f'{"texts" if len(shape) == 1 else "files"}, '
                        f'[{str(inputs)[:40]!r}].')
     if len(shape) == 3:
-      paths = inputs.ndim == 1 and all(
-          isinstance(x, str | os.PathLike) for x in inputs)
-      return (folder.read_images(list(inputs), *shape)
-              if len(inputs) and paths else inputs)
+      if inputs.ndim == 1 and inputs.size and all(
+          isinstance(x, str | os.PathLike) for x in inputs):
+        return folder.read_images(list(inputs), *shape)
+      return inputs
     texts = tokens.as_texts('inputs', inputs)
     if texts is None:
       return inputs if inputs.size else np.zeros(

@@ -52,12 +52,15 @@ def is_asked(words: Sequence[str], values: flags.FlagValues) -> bool:
   for before, word in zip(['', *words], words, strict=False):
     if word == '--':
       return False
-    name = before.lstrip('-')
-    takes = before.startswith('-') and name in values and (
-        not values[name].boolean)
-    if word in WORDS and not takes:
+    if word in WORDS and not takes_next(before, values):
       return True
   return False
+
+
+def takes_next(word: str, values: flags.FlagValues) -> bool:
+  """Returns whether a word is a flag whose value is the word after it."""
+  name = word.lstrip('-')
+  return word.startswith('-') and name in values and not values[name].boolean
 
 
 def lines(values: flags.FlagValues) -> Iterator[str]:

@@ -52,7 +52,7 @@ def resized(file: pathlib.Path, target: pathlib.Path, size: int) -> None:
     DataError: if the file is no image that a folder of images may hold.
   """
   from PIL import Image
-  pixels = folder.resized(folder.read_image(file), size, size)
+  pixels = folder.fitted(folder.read_image(file), size, size)
   Image.fromarray(pixels).save(target, format='PNG')
 
 

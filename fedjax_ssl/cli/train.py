@@ -5,6 +5,7 @@ refused at once. All other modules receive the resulting `config.Config`.
 """
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 import os
 import pathlib
@@ -21,7 +22,7 @@ from fedjax_ssl.running import settings, stopping, stored_options
 from fedjax_ssl.running.settings import Setting
 
 FLAGS = flags.FLAGS
-# Options of which one is given.
+# Options that exclude each other.
 _RIVALS = (frozenset(('seed', 'seeds')),
            frozenset(('labels_per_class', 'labeled_fraction')))
 
@@ -203,35 +204,49 @@ def _parse(argv: Sequence[str]) -> Any:
   for _ in flagfile_lines.read(argv):
     pass
   try:
-    # Read once, as a pipe can be.
-    words = FLAGS.read_flags_from_files(argv[1:], force_gnu=False)
-    left = FLAGS([argv[0], *words])
-    _replace(argv, words)
-    return left
+    return read(argv)
   except (flags.UnrecognizedFlagError, flags.IllegalFlagValueError) as error:
     if place := errors.place(error, argv):
       error.add_note(place)
     raise
 
 
-def _replace(argv: Sequence[str], words: Sequence[str]) -> None:
-  """Lets a flag replace its rival of a flagfile that stands before it.
+def read(argv: Sequence[str]) -> list[str]:
+  """Sets the flags to what a command says.
+
+  A flag of the command replaces its rival of a flagfile before it.
 
   Args:
-    argv: the command.
-    words: the same, with the lines of its flagfiles in their places.
+    argv: the program and its words.
+
+  Returns:
+    The program, and words that are no flags.
+
+  Raises:
+    absl.flags.Error: for an unknown flag, or a value that one does not take.
   """
+  # Here and not by absl, as a pipe can be read only once.
+  words = FLAGS.read_flags_from_files(argv[1:], force_gnu=False)
+  left = FLAGS([argv[0], *words])
   for pair in _RIVALS:
-    typed = [*filter(pair.__contains__, map(_name, argv))]
-    found = [*filter(pair.__contains__, map(_name, words))]
-    if typed and {*typed} == {found[-1]}:
-      for other in {*found} - {*typed}:
+    typed = [name for name in _names(argv[1:]) if name in pair]
+    found = [name for name in _names(words) if name in pair]
+    of_files = collections.Counter(found) - collections.Counter(typed)
+    if typed and {*typed} == {*found[-1:]} and typed[0] not in of_files:
+      for other in of_files:
         FLAGS[other].unparse()
+  return left
 
 
-def _name(word: str) -> str:
-  """Returns the name of a flag, '' for what is none."""
-  return word.lstrip('-').partition('=')[0] if word.startswith('-') else ''
+def _names(words: Sequence[str]) -> list[str]:
+  """Returns the names of the flags among words, in their order."""
+  found = []
+  for before, word in zip(['', *words], words, strict=False):
+    if word == '--':
+      break
+    if word.startswith('-') and not flag_help.takes_next(before, FLAGS):
+      found.append(word.lstrip('-').partition('=')[0])
+  return found
 
 
 def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
@@ -255,7 +270,6 @@ def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
     sys.exit(75 if errors.may_pass(error) else 2)
   except KeyboardInterrupt:
     stopping.end(signal.SIGINT)
-    sys.exit(130)
 
 
 def _by_default(error: BaseException) -> str:

@@ -158,7 +158,7 @@ class Run:
       raise ValueError('the run has not been trained.')
     return self._finished
 
-  def predict(self, inputs: Array | Sequence[str], seed: int | None = None
+  def predict(self, inputs: finished.Inputs, seed: int | None = None
               ) -> jax.Array:
     """Computes logits float32[B, C]; see `finished.LoadedRun.predict`.
 
@@ -169,7 +169,7 @@ class Run:
     """
     return self._model.predict(inputs, seed)
 
-  def evaluate(self, inputs: Array | Sequence[str],
+  def evaluate(self, inputs: finished.Inputs,
                labels: Array | Sequence[str], seed: int | None = None
                ) -> dict[str, Any]:
     """Judges the model on data of your own; see `finished.LoadedRun.evaluate`.

@@ -23,6 +23,7 @@ import signal
 import sys
 import threading
 import time
+from typing import NoReturn
 
 from fedjax_ssl.core import ending
 
@@ -39,22 +40,22 @@ _folder = ''  # Of the run; '' is not known yet.
 _trained = False  # Whether the loop has rounds that it should save first.
 
 
-def end(number: int) -> None:
+def end(number: int) -> NoReturn:
   """Says in one line why, and ends the process with code 128 + `number`.
 
   Where another thread is about to do so, this one waits for that: else it could
   go on, or end the process with another code.
   """
-  _ends.acquire()
-  until = time.monotonic() + _GRACE
-  while _writes_cache() and time.monotonic() < until:
-    time.sleep(0.01)
-  # Not by `sys.stderr`, which the main thread may hold; nor into a full pipe
-  # that is not read.
-  with contextlib.suppress(OSError, ValueError):
-    if select.select([], [2], [], _GRACE)[1]:
-      _say(number)
-  os._exit(128 + number)
+  with _ends:
+    until = time.monotonic() + _GRACE
+    while _writes_cache() and time.monotonic() < until:
+      time.sleep(0.01)
+    # Not by `sys.stderr`, which the main thread may hold; nor into a full pipe
+    # that is not read.
+    with contextlib.suppress(OSError, ValueError):
+      if select.select([], [2], [], _GRACE)[1]:
+        _say(number)
+    os._exit(128 + number)
 
 
 @contextlib.contextmanager

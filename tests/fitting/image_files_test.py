@@ -7,6 +7,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl.cli import resize_images
+from fedjax_ssl.data.datasets import folder
 
 LABELS = np.arange(20) % 2
 
@@ -54,8 +55,25 @@ def test_files_count_as_what_resize_images_writes(trained, channels, files,
 
 
 def test_files_are_judged(trained, files):
-  found = trained.evaluate(files, [0, 1, 1])
-  assert found['confusion'].sum() == 3
+  classes = np.asarray(trained.predict(files)).argmax(-1)
+  found = trained.evaluate(files, classes)
+  assert found['accuracy'] == 1 and found['confusion'].trace() == 3
+
+
+@pytest.mark.parametrize('size, part', [
+    ((2, 6), np.s_[4:8]), ((6, 2), np.s_[:, 4:8])])
+def test_the_middle_of_the_same_proportions_is_kept(size, part):
+  bright = np.zeros((12, 12), np.uint8)
+  bright[part] = 200
+  np.testing.assert_array_equal(folder.fitted(bright, *size),
+                                np.full(size, 200))
+
+
+@pytest.mark.parametrize('shape, size', [
+    ((5, 5), (1, 13)), ((5, 5, 3), (64, 2)), ((1, 1), (64, 28))])
+def test_no_image_is_too_small(shape, size):
+  found = folder.fitted(np.full(shape, 200, np.uint8), *size)
+  np.testing.assert_array_equal(found, np.full((*size, *shape[2:]), 200))
 
 
 def test_what_is_no_list_of_files_is_refused(trained, files, tmp_path):
@@ -63,6 +81,6 @@ def test_what_is_no_list_of_files_is_refused(trained, files, tmp_path):
   for wrong, words in ((str(files[0]), 'a list of files'),
                        ([tmp_path / 'x.png'], 'x.png cannot be read'),
                        ([tmp_path / 'none.png'], 'none.png cannot be read'),
-                       ([files[0], 3], 'inputs')):
+                       ([files[0], 3], 'inputs'), (5, 'inputs')):
     with pytest.raises(ValueError, match=words):
       trained.predict(wrong)

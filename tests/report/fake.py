@@ -90,7 +90,8 @@ def main() -> None:
     if round_ == int(flags['num_rounds']) and holds.exists() and (
         '/'.join(folder.parts[-2:]) == holds.read_text()
         and (folder / 'starts').read_text() == 'x'):
-      time.sleep(600)
+      while True:  # One long sleep may begin just behind a signal.
+        time.sleep(0.05)
     with open(rows, 'a') as file:
       file.write(json.dumps(row(round_, 0.5 + seed / 10)) + '\n')
 

@@ -49,4 +49,4 @@ def read(defaults: Mapping[str, Any], words: Sequence[str]) -> None:
   """
   from fedjax_ssl.cli import train  # It defines the flags.
   train.begin(defaults)
-  train.FLAGS(['sweep', *words])
+  train.read(['sweep', *words])

@@ -357,8 +357,9 @@ def as_stored(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     if images.min() < 0 or images.max() > 255:
       raise DataError(f'{part} images hold values {images.min()} to '
                       f'{images.max()}; allowed are 0 to 255, or 0 to 1 for '
-                      'floats' + (', as the columns of a table are scaled by '
-                                  'train' if images.shape[1] == 1 else ''))
+                      'floats' + (', to which the columns of a table are '
+                                  'scaled, by the rows of train'
+                                  if images.shape[1] == 1 else ''))
   unit = all(x.dtype.kind == 'b' or x.dtype.kind == 'f' and x.max() <= 1
              for x in parts.values())
   result = {}

@@ -201,21 +201,21 @@ def read_image(file: pathlib.Path) -> np.ndarray:
     raise DataError(f'{file} cannot be read: {error}') from None
 
 
-def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-  """Scales the largest part around the middle that has another image's sides.
+def fitted(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+  """Scales the largest part around the middle that has the result's shape.
 
   Args:
     pixels: uint8[H, W] or [H, W, 3].
-    height: of the other image.
-    width: of the other image.
+    height: of the result.
+    width: of the result.
 
   Returns:
-    uint8[height, width] or [height, width, 3]; the same if that is its size.
+    uint8[height, width] or [height, width, 3]; a copy if that is its size.
   """
   from PIL import Image
   tall, wide = pixels.shape[:2]
   share = min(tall / height, wide / width)
-  tall_part, wide_part = round(height * share), round(width * share)
+  tall_part, wide_part = (max(round(x * share), 1) for x in (height, width))
   top, left = (tall - tall_part) // 2, (wide - wide_part) // 2
   part = pixels[top:top + tall_part, left:left + wide_part]
   return np.asarray(Image.fromarray(part).resize(
@@ -224,7 +224,7 @@ def resized(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
 
 def read_images(paths: Sequence[str | os.PathLike[str]], height: int,
                 width: int, channels: int) -> np.ndarray:
-  """Reads images of any size, as `resized` brings them to one.
+  """Reads images of any size, as `fitted` brings them to one.
 
   Args:
     paths: of the files, B of them.
@@ -241,9 +241,9 @@ def read_images(paths: Sequence[str | os.PathLike[str]], height: int,
   from PIL import Image
   found = np.zeros((len(paths), height, width, channels), np.uint8)
   for image, path in zip(found, paths, strict=True):
-    pixels = Image.fromarray(read_image(pathlib.Path(path).expanduser()))
-    image[:] = _with_channels(resized(np.asarray(pixels.convert(
-        'L' if channels == 1 else 'RGB')), height, width), color=False)
+    pixels = Image.fromarray(read_image(pathlib.Path(os.path.expanduser(path))))
+    image[:] = fitted(np.asarray(pixels.convert(
+        'L' if channels == 1 else 'RGB')), height, width).reshape(image.shape)
   return found
 
 

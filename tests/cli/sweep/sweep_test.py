@@ -334,7 +334,9 @@ import pathlib, time
 place = pathlib.Path([arg for arg in sys.argv if arg.startswith('--workdir=')
                      ][0].removeprefix('--workdir=')).with_suffix('.begun')
 place.touch()
-while len([*place.parent.glob('*.begun')]) < 2: time.sleep(.01)
+until = time.monotonic() + 300
+while (len([*place.parent.glob('*.begun')]) < 2
+       and time.monotonic() < until): time.sleep(.01)
 """
 
 
