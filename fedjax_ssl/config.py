@@ -16,6 +16,9 @@ from fedjax_ssl.core import checks, conv_forms, imports, knobs, registry
 from fedjax_ssl.core.checks import FieldError
 
 LARGEST_SEED = checks.LARGEST_SEED
+# Options that exclude each other.
+RIVALS = (frozenset(('seed', 'seeds')),
+          frozenset(('labels_per_class', 'labeled_fraction')))
 _ANY = knobs.Bound()
 
 
@@ -394,9 +397,8 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
   if (track := values.get('track')) is not None:
     values['track'] = (checks.words(track) if isinstance(track, str) else
                        tuple(track)) or None
-  labels = {'labeled_fraction', 'labels_per_class'}
-  if len(one := labels.intersection(given)) == 1:
-    values[(labels - one).pop()] = None
+  if len(one := RIVALS[1].intersection(given)) == 1:
+    values[[*RIVALS[1] - one][0]] = None
   if values.get('optimizer') in knobs.OWN_MOMENTUM and 'momentum' not in given:
     values['momentum'] = 0.0
   if values.get('partition_file') and 'partition' not in given:

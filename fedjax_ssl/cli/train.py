@@ -22,9 +22,6 @@ from fedjax_ssl.running import settings, stopping, stored_options
 from fedjax_ssl.running.settings import Setting
 
 FLAGS = flags.FLAGS
-# Options that exclude each other.
-_RIVALS = (frozenset(('seed', 'seeds')),
-           frozenset(('labels_per_class', 'labeled_fraction')))
 
 
 def _define(option: config.Option) -> None:
@@ -228,7 +225,7 @@ def read(argv: Sequence[str]) -> list[str]:
   # Here and not by absl, as a pipe can be read only once.
   words = FLAGS.read_flags_from_files(argv[1:], force_gnu=False)
   left = FLAGS([argv[0], *words])
-  for pair in _RIVALS:
+  for pair in config.RIVALS:
     typed = [name for name in _names(argv[1:]) if name in pair]
     found = [name for name in _names(words) if name in pair]
     of_files = collections.Counter(found) - collections.Counter(typed)

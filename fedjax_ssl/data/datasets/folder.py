@@ -241,9 +241,10 @@ def read_images(paths: Sequence[str | os.PathLike[str]], height: int,
   from PIL import Image
   found = np.zeros((len(paths), height, width, channels), np.uint8)
   for image, path in zip(found, paths, strict=True):
-    pixels = Image.fromarray(read_image(pathlib.Path(os.path.expanduser(path))))
-    image[:] = fitted(np.asarray(pixels.convert(
-        'L' if channels == 1 else 'RGB')), height, width).reshape(image.shape)
+    pixels = read_image(pathlib.Path(os.path.expanduser(path)))
+    scaled = Image.fromarray(fitted(pixels, height, width))
+    image[:] = np.asarray(scaled.convert(
+        'L' if channels == 1 else 'RGB')).reshape(image.shape)
   return found
 
 
