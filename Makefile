@@ -1,7 +1,8 @@
 # make quickstart   installs and runs the first experiment
 # make test         installs and runs the test suite
 # make test-fast    without tests of programs and laws of single methods
-# make test-all     the suite with its thorough tests: more samples of its laws
+# make test-thorough   the tests that make test leaves out: more samples of laws
+# make test-all     both
 # make lint         ruff, mypy, and whether pages and flagfiles are up to date
 # make pages        brings the pages of results, the table of settings and the
 #                   stored flagfiles up to date
@@ -38,7 +39,7 @@ space := $(empty) $(empty)
 # The file that says which extras are installed: $(call stamp,extra).
 stamp = $(VENV)/installed-$(subst $(space),$(comma),$(strip core $(1) $(subst $(comma),$(space),$(EXTRAS))))
 
-.PHONY: help quickstart test test-fast test-all lint pages lock dist clean
+.PHONY: help quickstart test test-fast test-thorough test-all lint pages lock dist clean
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
 
@@ -51,6 +52,9 @@ test: $(call stamp,test)
 
 test-fast: $(call stamp,test)
 	@$(RUN) -m pytest -m 'not (programs or laws or thorough)' $(PYTEST_FLAGS)
+
+test-thorough: $(call stamp,test)
+	@$(RUN) -m pytest -m thorough $(PYTEST_FLAGS)
 
 test-all: $(call stamp,test)
 	@$(RUN) -m pytest $(PYTEST_FLAGS)

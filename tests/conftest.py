@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from typing import Any
 
 import hypothesis
@@ -36,6 +37,11 @@ hypothesis.settings.register_profile(
     'reproducible', deadline=None, derandomize=True, database=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile('reproducible')
+
+
+# Thorough tests are skipped that many seconds after the start; unset: none is.
+_THOROUGH_SECONDS = 'FEDJAX_SSL_THOROUGH_SECONDS'
+_started = time.monotonic()
 
 
 def _accepted_flags() -> str:
@@ -197,6 +203,37 @@ def pytest_collection_finish() -> None:
 _MAPS = 65_530
 # Reading their list takes a hundredth of a second, too long for every test.
 _torn_down = itertools.count()
+
+
+class _AtOnce:
+  """Prints a failure when it happens: a suite may be ended before its end."""
+
+  def __init__(self, terminal: Any):
+    self._terminal = terminal
+
+  def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    """Prints the name of a test that failed, and the last lines of why."""
+    if report.failed:
+      why = '\n'.join(report.longreprtext.splitlines()[-20:])
+      self._terminal.write_line(f'\nFAILED {report.nodeid}\n{why}')
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+  """Has the process that prints say at once what failed."""
+  plugins = session.config.pluginmanager
+  terminal = plugins.get_plugin('terminalreporter')
+  if terminal is not None and not hasattr(session.config, 'workerinput'):
+    plugins.register(_AtOnce(terminal))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+  """Skips a thorough test for which there is no time left."""
+  limit = os.environ.get(_THOROUGH_SECONDS)
+  if (limit and item.get_closest_marker('thorough')
+      and time.monotonic() - _started > float(limit)):
+    pytest.skip(f'no time left: {_THOROUGH_SECONDS}={limit}')
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
