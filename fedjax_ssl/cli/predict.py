@@ -8,16 +8,16 @@ was trained on:
 
   images: a file, or a folder, for all images below it, in the order of their
     names; they are brought to the model's size as `resize-images` does
-  texts: a .csv with a column `text`, or a .txt with one text a line, without
-    the blank ones
+  texts: a .csv with a column `text`, or a .txt with one text a line, where
+    blank lines are passed over
   arrays: an .npy, or an .npz with an array `x` or one array only, as `predict`
     takes them in Python: images, tokens of texts, or vectors of these
 
 Prints CSV with a line for each input, in order: `input,class,probability`.
-The input is a file; for a row of a file FILE:ROW, where ROW is the number of
-the line it begins at, from 1 on, as editors and messages count, and of an array
-the index, from 0 on. The class goes by its name, if the data had names, else by
-its number. If any input is wrong, nothing is printed or written.
+The input is the file; of texts FILE:LINE, the line it begins at, counted from 1
+as editors do; of arrays FILE:INDEX, counted from 0. The class goes by its name,
+if the data had names, else by its number. If any input is wrong, nothing is
+printed or written.
 """
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
                       help='the .csv to write; default: it is printed')
   parser.add_argument('--seed', type=int,
                       help="which of the run's seeds; default: the first")
-  # Between inputs, too.
+  # So that flags may stand between inputs.
   found = parser.parse_intermixed_args(argv)
   if found.out and not _may_be_written(found.out):
     parser.error(f'--out={found.out} must be FOLDER/NAME.csv, in a folder that '
@@ -107,29 +107,47 @@ def _ends(file: str, endings: tuple[str, ...]) -> bool:
 
 
 def _parts(found: Iterable[str], shape: tuple[int, ...]) -> Iterator[_Part]:
-  """Reads files as they are needed; images and texts a batch at a time."""
+  """Reads files as they are needed; images and texts a batch at a time.
+
+  Args:
+    found: names of the files.
+    shape: of one input of the run.
+
+  Yields:
+    What it is, the name of each input, and the inputs.
+
+  Raises:
+    DataError: for a file that cannot be read.
+  """
   for is_image, some in itertools.groupby(
       found, lambda file: not _ends(file, _TEXTS + _ARRAYS)):
     if is_image:
       for batch in _batches([*some]):
         yield (batch[0] if len(batch) == 1 else f'{batch[0]} to {batch[-1]}',
                batch, folder.read_images(batch, *shape))
-      continue
-    for file in some:
-      with table.named(pathlib.Path(file)):
-        if _ends(file, _ARRAYS):
-          array = files.read_array(file)
-          if array.dtype.kind == 'U' and len(shape) == 3:  # No paths of files.
-            raise files.DataError(f'the run takes {_TAKES[3]}')
-          rows = len(array) if array.ndim else 1
-          yield file, [f'{file}:{row}' for row in range(rows)], array
-          continue
-        texts = (table.lines(pathlib.Path(file)) if _ends(file, ('.txt',)) else
-                 [(line, cells['text']) for line, cells in table.read(
-                     pathlib.Path(file), ('text',))])
-      for batch in _batches(texts):
-        yield (file, [f'{file}:{line}' for line, _ in batch],
-               [one for _, one in batch])
+    else:
+      for file in some:
+        yield from ([_of_array(file, shape)] if _ends(file, _ARRAYS) else
+                    _of_texts(file))
+
+
+def _of_array(file: str, shape: tuple[int, ...]) -> _Part:
+  with table.named(pathlib.Path(file)):
+    array = files.read_array(file)
+    if array.dtype.kind == 'U' and len(shape) == 3:  # Not names of files.
+      raise files.DataError(f'the run takes {_TAKES[3]}')
+  rows = range(len(array) if array.ndim else 1)
+  return file, [f'{file}:{row}' for row in rows], array
+
+
+def _of_texts(file: str) -> Iterator[_Part]:
+  path = pathlib.Path(file)
+  with table.named(path):
+    texts = table.lines(path) if _ends(file, ('.txt',)) else [
+        (line, cells['text']) for line, cells in table.read(path, ('text',))]
+  for batch in _batches(texts):
+    yield (file, [f'{file}:{line}' for line, _ in batch],
+           [one for _, one in batch])
 
 
 def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:

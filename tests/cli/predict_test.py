@@ -14,8 +14,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import cli
-from fedjax_ssl.cli import predict
-from fedjax_ssl.data.datasets import text
+from fedjax_ssl.data.datasets import folder, text
 from fedjax_ssl.training import evaluate
 
 LABELS = np.arange(20) % 2
@@ -31,10 +30,10 @@ SMALL: dict[str, Any] = {
 def images(tmp_path_factory) -> pathlib.Path:
   """A run of two seeds, whose classes have names."""
   words = np.array(['cat', 'dog'])[LABELS]
-  return fedjax_ssl.fit(
-      'fedavg', (PIXELS, words, PIXELS, words), model='linear', weak='none',
-      seeds=[0, 1], workdir=tmp_path_factory.mktemp('predict') / 'images',
-      **SMALL).workdir
+  place = tmp_path_factory.mktemp('predict') / 'images'
+  fedjax_ssl.fit('fedavg', (PIXELS, words, PIXELS, words), model='linear',
+                 weak='none', seeds=[0, 1], workdir=place, **SMALL)
+  return place
 
 
 @pytest.fixture(scope='module')
@@ -118,9 +117,12 @@ def test_inputs_are_told_in_their_order(images, photos, call):
 def test_a_folder_is_predicted_in_parts(images, photos, call, monkeypatch):
   whole, read = call(images, photos, photos), []
   monkeypatch.setattr(evaluate, 'BATCH', 3)
-  monkeypatch.setattr(predict.folder, 'read_images', (
-      lambda paths, *shape, real=predict.folder.read_images:
-      read.append(len(paths)) or real(paths, *shape)))
+  real = folder.read_images
+
+  def counted(paths, *shape):
+    read.append(len(paths))
+    return real(paths, *shape)
+  monkeypatch.setattr(folder, 'read_images', counted)
   parts = call(images, photos, photos)
   assert parts[:2] == whole[:2] and read == [3, 3, 2]
   np.testing.assert_allclose(parts[2], whole[2], atol=2e-6)
@@ -207,6 +209,7 @@ def test_images_of_another_scale_are_noted(images, tmp_path, capsys):
 def refuse(capsys):
   """Runs the command; returns its one line of error."""
   def run(*words) -> str:
+    code: Any
     try:
       code = cli.main(['predict', *map(str, words)])
     except SystemExit as ended:
