@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _COMMANDS = {
     'train': ('', 'trains a setting, as in `fedjax-ssl train digits_dirdir`'),
     'evaluate': ('evaluate', "evaluates a run's newest checkpoint"),
+    'predict': ('predict', 'predicts classes of your images or texts'),
     'repeat': ('repeat', 'runs again what a run or its config.json says'),
     'sweep': ('sweep', 'runs a grid of settings, flags and seeds'),
     'bench': ('bench', 'compares methods on one bed, each tuned alike'),
@@ -29,7 +30,6 @@ _COMMANDS = {
 }
 # What is done by no command, or by another one: how.
 _ELSEWHERE = {
-    'predict': 'In Python: fedjax_ssl.load(RUN).predict(inputs).',
     'resume': 'The command that began a run goes on with it; `train SETTING '
               '--flagfile=RUN/run.flags --workdir=RUN` does too.',
     'compare': '`fedjax-ssl report RUN RUN` compares runs.',

@@ -1,7 +1,8 @@
 """Reads files that may be broken or hostile; refuses them in one line."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+import contextlib
 import os
 import pathlib
 import stat
@@ -62,11 +63,39 @@ def read_arrays(path: str | os.PathLike[str],
   check_regular(path)
   if not zipfile.is_zipfile(path):
     raise DataError('truncated, or no .npz (zip) file')
+  with _saying_why(), np.load(path, allow_pickle=False) as archive:
+    wanted = list(choose(list(archive.files)))
+    _check_size(archive, wanted)
+    return {name: _member(archive, name) for name in wanted}
+
+
+def read_array(path: str | os.PathLike[str]) -> np.ndarray:
+  """Reads an .npy file, or of an .npz file `x` or the only array.
+
+  Raises:
+    DataError: as `read_arrays`, and for an .npz file of several others.
+  """
+  if os.fspath(path).lower().endswith('.npz'):
+    array, = read_arrays(path, _the_one).values()
+    return array
+  check_regular(path)
+  _check_fits(os.path.getsize(path))
+  with _saying_why(), open(path, 'rb') as file:
+    return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _the_one(names: list[str]) -> list[str]:
+  if 'x' not in names and len(names) != 1:
+    raise DataError('it must have an array x, or one array only, not '
+                    f'{", ".join(sorted(names)) or "none"}')
+  return ['x'] if 'x' in names else names
+
+
+@contextlib.contextmanager
+def _saying_why() -> Iterator[None]:
+  """Says in one line why a file of arrays cannot be read."""
   try:
-    with np.load(path, allow_pickle=False) as archive:
-      wanted = list(choose(list(archive.files)))
-      _check_size(archive, wanted)
-      return {name: _member(archive, name) for name in wanted}
+    yield
   except DataError:
     raise
   # On damaged bytes the readers of zip and .npy raise nearly anything: errors
@@ -96,6 +125,11 @@ def _check_size(archive: np.lib.npyio.NpzFile, wanted: list[str]) -> None:
   assert archive.zip is not None  # It is open.
   total = sum(info.file_size for info in archive.zip.infolist()
               if info.filename.removesuffix('.npy') in wanted)
+  _check_fits(total)
+
+
+def _check_fits(total: int) -> None:
+  """Refuses arrays of so many bytes if they would not fit in memory."""
   most = memory()
   if total > most:
     raise DataError(f'its arrays need {total / 2**30:.1f} GiB, and this '

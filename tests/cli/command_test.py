@@ -65,7 +65,6 @@ def test_closed_streams_end_nothing(tmp_path, closed):
 
 @pytest.mark.parametrize('words, said', [
     (['trian'], "'trian' is no command. Did you mean 'train'?"),
-    (['predict'], "'predict' is no command. In Python: fedjax_ssl.load(RUN)."),
     (['resume'], "'resume' is no command. The command that began a run goes"),
     (['train', 'digits_dirdri'], "Did you mean 'digits_dirdir'?"),
     (['train', 'digits_dirdir', '--alhpa=1'], 'Did you mean --alpha?'),

@@ -171,6 +171,27 @@ def is_image(file: pathlib.Path) -> bool:
   return file.suffix.lower() in _ENDINGS and not file.name.startswith('.')
 
 
+def below(folder: pathlib.Path) -> list[pathlib.Path]:
+  """Returns all images in a folder and the folders in it, by name.
+
+  What is hidden is left out, and what is no image by its name.
+
+  Raises:
+    DataError: if a folder cannot be read, or holds no image at all.
+  """
+  def walk(place: pathlib.Path) -> Iterator[pathlib.Path]:
+    for one in _within(place):
+      if one.is_dir():
+        yield from walk(one)
+      elif is_image(one):
+        yield one
+  found = [*walk(folder)]
+  if not found:
+    raise DataError(f'{folder} holds no image; images end with '
+                    f'{", ".join(sorted(_ENDINGS))}')
+  return found
+
+
 def _within(folder: pathlib.Path) -> list[pathlib.Path]:
   """Returns what a folder holds, in the same order on every system."""
   try:

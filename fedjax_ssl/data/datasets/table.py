@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import contextlib
 import csv
 import pathlib
+from typing import TextIO
 
 from fedjax_ssl.data import files
 from fedjax_ssl.data.datasets.files import check_spelling
@@ -59,7 +60,7 @@ def _rows(path: pathlib.Path, wanted: Sequence[str], more: Sequence[str]
   # A text may be long; a quote that is not closed is found at the end.
   longest = csv.field_size_limit(2**31 - 1)
   try:
-    with open(path, encoding='utf-8-sig', newline='') as file:
+    with _opened(path, newline='') as file:
       # Strict: else a quote that is never closed takes in all rows after it.
       reader = csv.reader(file, strict=True)
       header: list[str] = []
@@ -81,12 +82,39 @@ def _rows(path: pathlib.Path, wanted: Sequence[str], more: Sequence[str]
     raise DataError(f'line {begins} cannot be read ({error}); a quote that is '
                     'not closed begins there, or one that is not doubled'
                     ) from None
+  finally:
+    csv.field_size_limit(longest)
+
+
+def lines(path: pathlib.Path) -> list[tuple[int, str]]:
+  """Reads a text file in UTF-8; a byte order mark is skipped.
+
+  Returns:
+    The number of each line that is not blank, from 1 on, and the line.
+
+  Raises:
+    DataError: if the file cannot be read, or has no such line.
+  """
+  files.check_regular(path)
+  with _opened(path) as file:
+    found = [(number, line.rstrip('\n')) for number, line in enumerate(file, 1)
+             if line.strip()]
+  if not found:
+    raise DataError('no line but blank ones')
+  return found
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path, newline: str | None = None
+            ) -> Iterator[TextIO]:
+  """Opens a file in UTF-8; says in one line why it cannot be read."""
+  try:
+    with open(path, encoding='utf-8-sig', newline=newline) as file:
+      yield file
   except UnicodeDecodeError as error:
     raise DataError(f'cannot be read ({error}); save it as UTF-8') from None
   except OSError as error:
     raise DataError(f'cannot be read ({error})') from None
-  finally:
-    csv.field_size_limit(longest)
 
 
 def _place(header: Sequence[str], name: str) -> int:
