@@ -22,12 +22,6 @@ from fedjax_ssl.core import (
 )
 from fedjax_ssl.running import other_names
 
-# Faults that may be gone at another try.
-_PASSING = frozenset((
-    errno.EAGAIN, errno.EBUSY, errno.EDQUOT, errno.EFBIG, errno.EIO,
-    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE,
-    errno.ETIMEDOUT))
-
 # Faults of a name that no file can have.
 _OF_A_NAME = (errno.ELOOP, errno.ENAMETOOLONG)
 
@@ -36,22 +30,6 @@ _PLAIN = {
     'invalid literal for int': 'is no whole number',
     'could not convert string to float': 'is no number',
     'Non-boolean argument': 'is neither true nor false'}
-
-
-def may_pass(error: BaseException) -> bool:
-  """Returns whether a fault of the system, which may pass, is behind an error.
-
-  Such are a full disk, too little memory, of a device as well, or a folder that
-  another process holds.
-  """
-  behind: BaseException | None = error
-  while behind is not None:
-    if getattr(behind, 'may_pass', False) or blame.is_full(behind) or (
-        isinstance(behind, MemoryError)) or (
-        isinstance(behind, OSError) and behind.errno in _PASSING):
-      return True
-    behind = behind.__cause__ or behind.__context__
-  return False
 
 
 def line(error: BaseException, given: Mapping[str, Any]) -> str:
