@@ -158,7 +158,7 @@ def check_read(setting: Setting, options: Config) -> None:
     return
   given = _given(setting, options)
   if options.partition_file:
-    for name in sorted(given & {'labels_per_class', 'labeled_fraction'}):
+    for name in sorted(given & config.HOW_MANY):
       raise FieldError(name, getattr(options, name), 'the file says which rows '
                        'are labeled; leave it out.',
                        partition_file=options.partition_file)
@@ -288,7 +288,7 @@ def decided(setting: Setting, options: Config, given: Collection[str],
   """
   options = data_defaults.decided(options, given, dataset)
   own = setting.any_data
-  if {'labels_per_class', 'labeled_fraction'} & set(given):
+  if config.HOW_MANY.intersection(given):
     return options
   if dealing.holders_alone(options):
     if own or options.partition == 'natural':
