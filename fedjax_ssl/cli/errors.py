@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import difflib
 import errno
@@ -112,11 +112,6 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
     return (f'{word} is no flag; a comment has a line of its own'
             if blank[2].startswith('#') else
             f'{word} is no flag; write --{knob}={blank[2]}')
-  value = word.partition('=')[2] or '...'
-  with contextlib.suppress(ValueError, SyntaxError):
-    value = repr(ast.literal_eval(value)) if '=' in word else value
-  if re.fullmatch(r'[A-Za-z]\w*', value):
-    value = repr(value)
   if ours := other_names.ours(knob):
     return f'{word} is no flag. {_did_you_mean(ours)}'
   knob = other_names.knob(knob)
@@ -127,35 +122,62 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
   if short := [name for name in config.OPTIONS
                if knob == checks.initials(name)]:
     return f'{word} is no flag. {_did_you_mean(short)}'
-  from fedjax_ssl import task
-  chosen: dict[str, tuple[str, str, dict[str, Any]]] = {}  # By knob.
-  for field, known in task.REGISTRIES.items():
-    with contextlib.suppress(ValueError):
-      name, old = registry.parse(given[field] or '')
-      for own in knobs.names(known[name]) if name in known else ():
-        chosen.setdefault(own, (field, name, old))
-  if knob in chosen:
-    return (f'{word} is no flag but a knob: give '
-            f'{_call(knob, value, *chosen[knob])}.')
-  owners = [name for name, build in task.REGISTRIES['method'].items()
-            if knob in knobs.names(build)]
-  if owners:
-    return (f'{word} is no flag but a knob of {", ".join(owners)}, and '
-            f'--method={given["method"]} has none; it is given as in '
-            f'--method="{owners[0]}({knob}={value})".')
-  if typo := difflib.get_close_matches(knob, chosen, 1, 0.8):
-    return (f'{word} is no flag. Did you mean the knob '
-            f'{_call(typo[0], value, *chosen[typo[0]])}?')
+  if said := _as_knob(word, knob, given):
+    return said
   if parts := [name for name in config.OPTIONS if knob in name.split('_')]:
     meant = f'. {_did_you_mean(parts)}'
   return f'{word} is no flag' + (meant or '; --help lists all.')
 
 
-def _call(knob: str, value: str, field: str, name: str, old: Mapping[str, Any]
-          ) -> str:
-  """Returns the flag of a field whose text sets a knob beside the old ones."""
-  words = [f'{k}={registry.literal(v)}' for k, v in old.items() if k != knob]
-  return f'--{field}="{name}({", ".join([*words, f"{knob}={value}"])})"'
+def _as_knob(word: str, knob: str, given: Mapping[str, Any]) -> str:
+  """Returns the message for a flag that is a knob, or nearly one; else ''.
+
+  --noNAME without a value may be of the knob NAME.
+  """
+  from fedjax_ssl import task
+  off = knob.startswith('no') and '=' not in word
+  asked = [knob, *([knob.removeprefix('no')] if off else [])]
+  def call(own: str, name: str, old: Mapping[str, Any],
+           builder: Callable[..., Any]) -> str:
+    value = _value(word, knobs.names(builder)[own].default,
+                   off and not own.startswith('no'))
+    words = [f'{k}={registry.literal(v)}' for k, v in old.items() if k != own]
+    return f'"{name}({", ".join([*words, f"{own}={value}"])})"'
+
+  chosen: dict[str, str] = {}  # The flag with which one gives a knob.
+  for field, known in task.REGISTRIES.items():
+    with contextlib.suppress(ValueError):
+      name, old = registry.parse(given[field] or '')
+      for own in knobs.names(known[name]) if name in known else ():
+        chosen.setdefault(own, f'--{field}={call(own, name, old, known[name])}')
+  for own in asked:
+    if own in chosen:
+      return f'{word} is no flag but a knob: give {chosen[own]}.'
+  known = task.REGISTRIES['method']
+  for own in asked:
+    if owners := [name for name, build in known.items()
+                  if own in knobs.names(build)]:
+      first = call(own, owners[0], {}, known[owners[0]])
+      return (f'{word} is no flag but a knob of {", ".join(owners)}, and '
+              f'--method={given["method"]} has none; it is given as in '
+              f'--method={first}.')
+  for own in reversed(asked):
+    if typo := difflib.get_close_matches(own, chosen, 1, 0.8):
+      return f'{word} is no flag. Did you mean the knob {chosen[typo[0]]}?'
+  return ''
+
+
+def _value(word: str, default: Any, off: bool) -> str:
+  """Returns the value that a word gives a knob, as Python writes it.
+
+  Without one it is what turns a switch on, or off; of other knobs '...'.
+  """
+  value = word.partition('=')[2]
+  if not value:
+    return str(not off) if isinstance(default, bool) else '...'
+  with contextlib.suppress(ValueError, SyntaxError):
+    return repr(ast.literal_eval(value))
+  return repr(value) if re.fullmatch(r'[A-Za-z]\w*', value) else value
 
 
 def place(error: flags.UnrecognizedFlagError | flags.IllegalFlagValueError,
