@@ -114,9 +114,10 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
             f'{word} is no flag; write --{knob}={blank[2]}')
   if ours := other_names.ours(knob):
     return f'{word} is no flag. {_did_you_mean(ours)}'
+  near = [name for names in re.findall(r'Did you mean: (.*) \?', str(error))
+          for name in names.split(', ') if _is_near(knob, name)]
+  meant = f'. Did you mean --{", --".join(near)}?' if near else ''
   knob = other_names.knob(knob)
-  near = re.findall(r'Did you mean: (.*) \?', str(error))
-  meant = f'. Did you mean --{near[0].replace(", ", ", --")}?' if near else ''
   if near and _is_typo(knob):  # Said at once, without loading JAX.
     return f'{word} is no flag{meant}'
   if short := [name for name in config.OPTIONS
@@ -209,6 +210,15 @@ def _is(flag: str) -> re.Pattern[str]:
 
 def _did_you_mean(names: Sequence[str]) -> str:
   return f'Did you mean --{" or --".join(map(checks.flag, names))}?'
+
+
+def _is_near(word: str, flag: str) -> bool:
+  """Returns whether a word resembles a flag, or what it begins with.
+
+  For absl --foo is near to --coordinator_address, of which it looks at coo.
+  """
+  return any(difflib.SequenceMatcher(None, word, part).ratio() > 0.7
+             for part in (flag, flag[:len(word)]))
 
 
 def _is_typo(name: str) -> bool:

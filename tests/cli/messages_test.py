@@ -69,6 +69,8 @@ LINES = {
     'knob_that_begins_with_no': (['--noise_multiplier'], [
         'knob of dpsgd, fedssl', '--method="dpsgd(noise_multiplier=...)"']),
     'no_flag': (['--xyzzy'], ['--xyzzy is no flag', '--help']),
+    'no_flag_of_three_letters': (['--foo'], ['--foo is no flag; --help']),
+    'beginning_of_a_flag': (['--learnign=1'], ['mean --learning_rate?']),
     'profile_name': (['--method=rscfed', '--profile=papr'],
                      ['--method=rscfed --profile=papr', 'official_isic']),
     'profile_empty': (['--profile='], ['--profile= and', 'fedmatch']),
