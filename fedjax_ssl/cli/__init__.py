@@ -155,7 +155,7 @@ def _train(words: list[str]) -> int:
   try:
     settings.find(words[0], imports)
   except ValueError as error:
-    known = [*settings.SETTINGS, *settings.SETTINGS.entry_points()]
+    known = settings.names()
     if words[0] not in known and not isinstance(error, FieldError):
       return _refuse('setting', words[0], known,
                      more=' --import=FILE.py brings your own.')
