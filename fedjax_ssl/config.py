@@ -16,9 +16,10 @@ from fedjax_ssl.core import checks, conv_forms, imports, knobs, registry
 from fedjax_ssl.core.checks import FieldError
 
 LARGEST_SEED = checks.LARGEST_SEED
+# Options of which one says how many rows are labeled.
+HOW_MANY = frozenset(('labels_per_class', 'labeled_fraction'))
 # Options that exclude each other.
-RIVALS = (frozenset(('seed', 'seeds')),
-          frozenset(('labels_per_class', 'labeled_fraction')))
+RIVALS = (frozenset(('seed', 'seeds')), HOW_MANY)
 _ANY = knobs.Bound()
 
 
@@ -397,8 +398,8 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
   if (track := values.get('track')) is not None:
     values['track'] = (checks.words(track) if isinstance(track, str) else
                        tuple(track)) or None
-  if len(one := RIVALS[1].intersection(given)) == 1:
-    values[[*RIVALS[1] - one][0]] = None
+  if len(one := HOW_MANY.intersection(given)) == 1:
+    values[[*HOW_MANY - one][0]] = None
   if values.get('optimizer') in knobs.OWN_MOMENTUM and 'momentum' not in given:
     values['momentum'] = 0.0
   if values.get('partition_file') and 'partition' not in given:

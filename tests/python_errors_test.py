@@ -279,3 +279,13 @@ def test_a_methods_own_knob_may_be_called_weak(tmp_path):
   found = fedjax_ssl.task.resolved(spec)
   assert found['method']['knobs'] == {'weak': 'gentle'}
   assert found['strong']['knobs']['weak'] == 'flip_shift'
+
+
+def test_notes_name_options_and_no_flags(capsys):
+  fedjax_ssl.fit('fedavg', 'digits', setting='own_data', model='linear',
+                 clients=2, rounds=1, local_steps=1, local_epochs=3,
+                 progress=False)
+  dataset, epochs = capsys.readouterr().err.splitlines()
+  assert dataset.startswith('Note: dataset=digits comes with')
+  assert epochs.startswith('Note: local_epochs=3 does not say')
+  assert '--' not in dataset + epochs

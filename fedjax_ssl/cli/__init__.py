@@ -146,7 +146,7 @@ def _train(words: list[str]) -> int:
         '', *(f'  {found.name:18} {found.about}'
               for found in settings.SETTINGS.values()),
         '', '`fedjax-ssl train SETTING --help` lists the flags.']))
-    return code if words else 2
+    return code or (0 if words else 2)
   from fedjax_ssl.cli import arguments
   try:
     imports = settings.imported(words)
@@ -155,7 +155,7 @@ def _train(words: list[str]) -> int:
   try:
     settings.find(words[0], imports)
   except ValueError as error:
-    known = [*settings.SETTINGS, *settings.SETTINGS.entry_points()]
+    known = settings.names()
     if words[0] not in known and not isinstance(error, FieldError):
       return _refuse('setting', words[0], known,
                      more=' --import=FILE.py brings your own.')

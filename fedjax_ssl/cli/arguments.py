@@ -7,6 +7,7 @@ import functools
 import sys
 from typing import NoReturn
 
+from fedjax_ssl.cli import exit_codes
 from fedjax_ssl.core import checks
 from fedjax_ssl.core.checks import FieldError
 
@@ -50,25 +51,26 @@ class Parser(argparse.ArgumentParser):
 
 
 def refusing(main: Main) -> Main:
-  """Decorates a command: errors that users can mend are one line and code 2."""
+  """Decorates a command: errors that users can mend are one line."""
   @functools.wraps(main)
   def run(argv: Sequence[str]) -> int:
     try:
       return main(argv)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
       return refuse(error)
   return run
 
 
-def refuse(error: ValueError | OSError) -> int:
-  """Prints an error in one line; returns the exit code 2."""
+def refuse(error: ValueError | OSError | MemoryError) -> int:
+  """Prints an error in one line; returns the exit code."""
   text = str(error)
   if isinstance(error, FieldError):
     text = error.text('--')
   elif isinstance(error, OSError) and error.filename and error.strerror:
     text = f'{error.filename} cannot be used: {error.strerror}.'
-  print(f'error: {" ".join(text.split())}', file=sys.stderr)
-  return 2
+  print(f'error: {" ".join(text.split()) or type(error).__name__}',
+        file=sys.stderr)
+  return exit_codes.of(error)
 
 
 def check_passed(flags: Sequence[str], own: Sequence[str], who: str, *,

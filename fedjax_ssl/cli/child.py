@@ -12,6 +12,7 @@ import threading
 import time
 from typing import IO
 
+from fedjax_ssl.cli import exit_codes
 from fedjax_ssl.core import ending
 
 _GRACE = 20.0  # Seconds kept for a run to save in; a tenth of short budgets.
@@ -20,8 +21,6 @@ _LOOK = 0.5  # Seconds between two looks at how long a round takes.
 # Codes of a run that was told to end: in training it saves first.
 TOLD = (0, *(code for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
              for code in (128 + number, -number)))
-# Of one that refuses its flags or data: it would do so again.
-REFUSED = 2
 _SAID = 'error: '  # Its last line begins so.
 # Loaded before the fork; a child of a large program should not search files.
 _LIBC = ctypes.CDLL(None)
@@ -112,7 +111,7 @@ def run(command: Sequence[str], log: IO[bytes], deadline: float) -> int | None:
 def refusal(done: subprocess.CompletedProcess[str]) -> str:
   """Returns why a program refuses its flags or data; '' if it does not."""
   line = done.stderr.strip().rpartition('\n')[2]
-  refused = done.returncode == REFUSED and line.startswith(_SAID)
+  refused = done.returncode == exit_codes.REFUSED and line.startswith(_SAID)
   return line.removeprefix(_SAID) if refused else ''
 
 

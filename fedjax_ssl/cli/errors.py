@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import difflib
 import errno
@@ -22,12 +22,6 @@ from fedjax_ssl.core import (
 )
 from fedjax_ssl.running import other_names
 
-# Faults that may be gone at another try.
-_PASSING = frozenset((
-    errno.EAGAIN, errno.EBUSY, errno.EDQUOT, errno.EFBIG, errno.EIO,
-    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ESTALE,
-    errno.ETIMEDOUT))
-
 # Faults of a name that no file can have.
 _OF_A_NAME = (errno.ELOOP, errno.ENAMETOOLONG)
 
@@ -36,22 +30,6 @@ _PLAIN = {
     'invalid literal for int': 'is no whole number',
     'could not convert string to float': 'is no number',
     'Non-boolean argument': 'is neither true nor false'}
-
-
-def may_pass(error: BaseException) -> bool:
-  """Returns whether a fault of the system, which may pass, is behind an error.
-
-  Such are a full disk, too little memory, of a device as well, or a folder that
-  another process holds.
-  """
-  behind: BaseException | None = error
-  while behind is not None:
-    if getattr(behind, 'may_pass', False) or blame.is_full(behind) or (
-        isinstance(behind, MemoryError)) or (
-        isinstance(behind, OSError) and behind.errno in _PASSING):
-      return True
-    behind = behind.__cause__ or behind.__context__
-  return False
 
 
 def line(error: BaseException, given: Mapping[str, Any]) -> str:
@@ -134,50 +112,73 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
     return (f'{word} is no flag; a comment has a line of its own'
             if blank[2].startswith('#') else
             f'{word} is no flag; write --{knob}={blank[2]}')
-  value = word.partition('=')[2] or '...'
-  with contextlib.suppress(ValueError, SyntaxError):
-    value = repr(ast.literal_eval(value)) if '=' in word else value
-  if re.fullmatch(r'[A-Za-z]\w*', value):
-    value = repr(value)
   if ours := other_names.ours(knob):
     return f'{word} is no flag. {_did_you_mean(ours)}'
+  near = [name for names in re.findall(r'Did you mean: (.*) \?', str(error))
+          for name in names.split(', ') if _is_near(knob, name)]
+  meant = f'. Did you mean --{", --".join(near)}?' if near else ''
   knob = other_names.knob(knob)
-  near = re.findall(r'Did you mean: (.*) \?', str(error))
-  meant = f'. Did you mean --{near[0].replace(", ", ", --")}?' if near else ''
   if near and _is_typo(knob):  # Said at once, without loading JAX.
     return f'{word} is no flag{meant}'
   if short := [name for name in config.OPTIONS
                if knob == checks.initials(name)]:
     return f'{word} is no flag. {_did_you_mean(short)}'
-  from fedjax_ssl import task
-  chosen: dict[str, tuple[str, str, dict[str, Any]]] = {}  # By knob.
-  for field, known in task.REGISTRIES.items():
-    with contextlib.suppress(ValueError):
-      name, old = registry.parse(given[field] or '')
-      for own in knobs.names(known[name]) if name in known else ():
-        chosen.setdefault(own, (field, name, old))
-  if knob in chosen:
-    return (f'{word} is no flag but a knob: give '
-            f'{_call(knob, value, *chosen[knob])}.')
-  owners = [name for name, build in task.REGISTRIES['method'].items()
-            if knob in knobs.names(build)]
-  if owners:
-    return (f'{word} is no flag but a knob of {", ".join(owners)}, and '
-            f'--method={given["method"]} has none; it is given as in '
-            f'--method="{owners[0]}({knob}={value})".')
-  if typo := difflib.get_close_matches(knob, chosen, 1, 0.8):
-    return (f'{word} is no flag. Did you mean the knob '
-            f'{_call(typo[0], value, *chosen[typo[0]])}?')
+  if said := _as_knob(word, knob, given):
+    return said
   if parts := [name for name in config.OPTIONS if knob in name.split('_')]:
     meant = f'. {_did_you_mean(parts)}'
   return f'{word} is no flag' + (meant or '; --help lists all.')
 
 
-def _call(knob: str, value: str, field: str, name: str, old: Mapping[str, Any]
-          ) -> str:
-  """Returns the flag of a field whose text sets a knob beside the old ones."""
-  words = [f'{k}={registry.literal(v)}' for k, v in old.items() if k != knob]
-  return f'--{field}="{name}({", ".join([*words, f"{knob}={value}"])})"'
+def _as_knob(word: str, knob: str, given: Mapping[str, Any]) -> str:
+  """Returns the message for a flag that is a knob, or nearly one; else ''.
+
+  --noNAME without a value may be of the knob NAME.
+  """
+  from fedjax_ssl import task
+  off = knob.startswith('no') and '=' not in word
+  asked = [knob, *([knob.removeprefix('no')] if off else [])]
+  def call(own: str, name: str, old: Mapping[str, Any],
+           builder: Callable[..., Any]) -> str:
+    value = _value(word, knobs.names(builder)[own].default,
+                   off and not own.startswith('no'))
+    words = [f'{k}={registry.literal(v)}' for k, v in old.items() if k != own]
+    return f'"{name}({", ".join([*words, f"{own}={value}"])})"'
+
+  chosen: dict[str, str] = {}  # The flag with which one gives a knob.
+  for field, known in task.REGISTRIES.items():
+    with contextlib.suppress(ValueError):
+      name, old = registry.parse(given[field] or '')
+      for own in knobs.names(known[name]) if name in known else ():
+        chosen.setdefault(own, f'--{field}={call(own, name, old, known[name])}')
+  for own in asked:
+    if own in chosen:
+      return f'{word} is no flag but a knob: give {chosen[own]}.'
+  known = task.REGISTRIES['method']
+  for own in asked:
+    if owners := [name for name, build in known.items()
+                  if own in knobs.names(build)]:
+      first = call(own, owners[0], {}, known[owners[0]])
+      return (f'{word} is no flag but a knob of {", ".join(owners)}, and '
+              f'--method={given["method"]} has none; it is given as in '
+              f'--method={first}.')
+  for own in reversed(asked):
+    if typo := difflib.get_close_matches(own, chosen, 1, 0.8):
+      return f'{word} is no flag. Did you mean the knob {chosen[typo[0]]}?'
+  return ''
+
+
+def _value(word: str, default: Any, off: bool) -> str:
+  """Returns the value that a word gives a knob, as Python writes it.
+
+  Without one it is what turns a switch on, or off; of other knobs '...'.
+  """
+  value = word.partition('=')[2]
+  if not value:
+    return str(not off) if isinstance(default, bool) else '...'
+  with contextlib.suppress(ValueError, SyntaxError):
+    return repr(ast.literal_eval(value))
+  return repr(value) if re.fullmatch(r'[A-Za-z]\w*', value) else value
 
 
 def place(error: flags.UnrecognizedFlagError | flags.IllegalFlagValueError,
@@ -209,6 +210,15 @@ def _is(flag: str) -> re.Pattern[str]:
 
 def _did_you_mean(names: Sequence[str]) -> str:
   return f'Did you mean --{" or --".join(map(checks.flag, names))}?'
+
+
+def _is_near(word: str, flag: str) -> bool:
+  """Returns whether a word resembles a flag, or what it begins with.
+
+  For absl --foo is near to --coordinator_address, of which it looks at coo.
+  """
+  return any(difflib.SequenceMatcher(None, word, part).ratio() > 0.7
+             for part in (flag, flag[:len(word)]))
 
 
 def _is_typo(name: str) -> bool:

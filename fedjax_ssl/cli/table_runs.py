@@ -9,7 +9,7 @@ import re
 import tempfile
 import time
 
-from fedjax_ssl.cli import child
+from fedjax_ssl.cli import child, exit_codes
 from fedjax_ssl.cli.table_plan import nothing_left, Plan, Step, steps
 from fedjax_ssl.core import disk
 from fedjax_ssl.papers import cells, flagfiles, results
@@ -99,7 +99,7 @@ def run_step(chosen: Plan, step: Step, deadline: float) -> str:
   for line in said:
     printing.say(f'    {line[:200]}')
   printing.say(f'    {why} [{log}]')
-  if code == child.REFUSED and any(map(_NO_DATA.match, said)):
+  if code == exit_codes.REFUSED and any(map(_NO_DATA.match, said)):
     return 'no data'
   return 'killed' if code < 0 or code and code in child.TOLD else 'failed'
 

@@ -16,7 +16,7 @@ from typing import Any
 from absl import app, flags, logging
 
 from fedjax_ssl import config
-from fedjax_ssl.cli import errors, flag_help, method_names
+from fedjax_ssl.cli import errors, exit_codes, flag_help, method_names
 from fedjax_ssl.core import blame, checks, flagfile_lines, registry
 from fedjax_ssl.running import settings, stopping, stored_options
 from fedjax_ssl.running.settings import Setting
@@ -247,11 +247,7 @@ def _names(words: Sequence[str]) -> list[str]:
 
 
 def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
-  """Turns what a user can mend into one line and exit code 2.
-
-  Faults that may pass by themselves, such as a full disk, have code 75, so that
-  sweeps try them again.
-  """
+  """Turns what a user can mend into one line, and the exit code that fits."""
   try:
     return function(*args)
   except BrokenPipeError:  # The reader of the output has closed it.
@@ -264,7 +260,7 @@ def _report_errors(function: Callable[..., Any], *args: Any) -> Any:
       raise
     print(f'error: {errors.line(error, values())}{_by_default(error)}',
           file=sys.stderr)
-    sys.exit(75 if errors.may_pass(error) else 2)
+    sys.exit(exit_codes.of(error))
   except KeyboardInterrupt:
     stopping.end(signal.SIGINT)
 

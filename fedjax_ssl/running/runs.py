@@ -71,7 +71,7 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
         lambda: _new_workdir(setting.name)))
   workdir = pathlib.Path(options.workdir or '')
   jobs = prepared(setting, options, origin,
-                  lambda options: _dealt(setting, options, given))
+                  lambda options: _dealt(setting, options, given), mark='--')
   if options.eval_only:
     for job in jobs:
       execution.evaluate(job)
@@ -99,7 +99,8 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
 
 
 def prepared(setting: Setting, options: Config, origin: Mapping[str, Any],
-             dealt: Callable[[Config], Dealt]) -> list[job_lib.Job]:
+             dealt: Callable[[Config], Dealt], mark: str = ''
+             ) -> list[job_lib.Job]:
   """Builds and checks the jobs of a run and its bounds; no folder is touched.
 
   Args:
@@ -107,6 +108,7 @@ def prepared(setting: Setting, options: Config, origin: Mapping[str, Any],
     options: what else is asked for, with a workdir.
     origin: what started the run, to be stored.
     dealt: gives the data, the options as they decide them, each seed's deal.
+    mark: what stands before options in notes, see `FieldError.text`.
   """
   workdir = pathlib.Path(options.workdir or '')
   if options.partition != 'natural':  # Else the data are asked first.
@@ -125,11 +127,11 @@ def prepared(setting: Setting, options: Config, origin: Mapping[str, Any],
       lambda: [one.folder for one in plan
                if run_files.holds_run(one.folder)])
   jobs = processes.together(
-      lambda: build(dataset, deals, options, plan, origin, begun))
+      lambda: build(dataset, deals, options, plan, origin, begun, mark))
   # Once more: the data may name the clients.
   processes.once(lambda: check_read(setting, jobs[0].options))
-  note_unread(setting, jobs[0].options, dataset)
-  _note_absent(jobs[0])
+  note_unread(setting, jobs[0].options, dataset, mark)
+  _note_absent(jobs[0], mark)
   jobs = [stored_texts.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(
@@ -156,7 +158,7 @@ def check_read(setting: Setting, options: Config) -> None:
     return
   given = _given(setting, options)
   if options.partition_file:
-    for name in sorted(given & {'labels_per_class', 'labeled_fraction'}):
+    for name in sorted(given & config.HOW_MANY):
       raise FieldError(name, getattr(options, name), 'the file says which rows '
                        'are labeled; leave it out.',
                        partition_file=options.partition_file)
@@ -171,8 +173,8 @@ def check_read(setting: Setting, options: Config) -> None:
         f'only {_readers(name)} read it; leave it out or at {default}.')
 
 
-def note_unread(setting: Setting, options: Config, dataset: data.Dataset
-                ) -> None:
+def note_unread(setting: Setting, options: Config, dataset: data.Dataset,
+                mark: str) -> None:
   """Says which options a new run does not read because of other ones.
 
   Unlike those of `check_read` they may stand in a flagfile of other runs.
@@ -181,6 +183,7 @@ def note_unread(setting: Setting, options: Config, dataset: data.Dataset
     setting: how rows are dealt.
     options: what is asked for.
     dataset: the examples.
+    mark: what stands before options, see `FieldError.text`.
   """
   if not processes.is_first() or run_files.holds_run(
       options.workdir):
@@ -188,32 +191,32 @@ def note_unread(setting: Setting, options: Config, dataset: data.Dataset
   given = _given(setting, options)
   if setting.any_data and options.dataset == setting.defaults['dataset']:
     processes.note(
-        f'--dataset={options.dataset} comes with the library; --dataset=NAME '
-        'and --data_dir=DIR train on your own data.')
+        f'{mark}dataset={options.dataset} comes with the library; '
+        f'{mark}dataset=NAME and {mark}data_dir=DIR train on your own data.')
   if given & {'num_labeled_clients'} and options.labels_at == 'server' and (
       dealing.rule_of(setting.deal) == 'pool'):
     processes.note(
-        f'--num_labeled_clients={options.num_labeled_clients} does nothing: '
-        'the server has all labels.')
+        f'{mark}num_labeled_clients={options.num_labeled_clients} does '
+        'nothing: the server has all labels.')
   if options.local_steps and given & {'local_epochs'}:
     processes.note(
-        f'--local_epochs={options.local_epochs} does not say how long clients '
-        f'train: each takes --local_steps={options.local_steps}. With 0 it is '
-        'by epochs.')
+        f'{mark}local_epochs={options.local_epochs} does not say how long '
+        f'clients train: each takes {mark}local_steps={options.local_steps}. '
+        'With 0 it is by epochs.')
   if options.partition_file:
     for name in sorted(given & {'min_size', 'partition_seed',
                                 'validation_fraction', *dealing.SKEWS}):
       processes.note(
-          f'--{name}={getattr(options, name)} does nothing: --partition_file '
-          'says whose row is whose.')
+          f'{mark}{name}={getattr(options, name)} does nothing: '
+          f'{mark}partition_file says whose row is whose.')
   elif dataset.validation is not None and given & {'validation_fraction'} and (
       options.validation_fraction):
     processes.note(
-        f'--validation_fraction={options.validation_fraction} does nothing: '
-        'the data have a validation part.')
+        f'{mark}validation_fraction={options.validation_fraction} does '
+        'nothing: the data have a validation part.')
 
 
-def _note_absent(job: job_lib.Job) -> None:
+def _note_absent(job: job_lib.Job, mark: str) -> None:
   """Says that the partition file of a new run has no row of the last clients.
 
   Where the server has all rows of a file it says nothing.
@@ -228,8 +231,8 @@ def _note_absent(job: job_lib.Job) -> None:
     who = (f'client {count}' if count + 1 == total else
            f'the clients {count} to {total - 1}')
     processes.note(
-        f'--partition_file={file} has no row of {who}; give '
-        f'--num_clients={count} if there are no more.')
+        f'{mark}partition_file={file} has no row of {who}; give '
+        f'{mark}num_clients={count} if there are no more.')
 
 
 def _given(setting: Setting, options: Config) -> set[str]:
@@ -285,7 +288,7 @@ def decided(setting: Setting, options: Config, given: Collection[str],
   """
   options = data_defaults.decided(options, given, dataset)
   own = setting.any_data
-  if {'labels_per_class', 'labeled_fraction'} & set(given):
+  if config.HOW_MANY.intersection(given):
     return options
   if dealing.holders_alone(options):
     if own or options.partition == 'natural':
@@ -300,7 +303,7 @@ def decided(setting: Setting, options: Config, given: Collection[str],
 
 def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
           options: Config, plan: Sequence[Planned],
-          origin: Mapping[str, Any], begun: Collection[str]
+          origin: Mapping[str, Any], begun: Collection[str], mark: str
           ) -> list[job_lib.Job]:
   """Builds the jobs of a run and its bounds; see `wanted`.
 
@@ -326,7 +329,8 @@ def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
           for one in plan]
   if options.pictures and all(job.method.pictures is None for job in jobs):
     processes.note(
-        f'--pictures: {jobs[0].name} generates nothing to draw; fedssl does.')
+        f'{mark}pictures: {jobs[0].name} generates nothing to draw; fedssl '
+        'does.')
   return jobs
 
 

@@ -308,6 +308,11 @@ def find(name: str, places: Sequence[str] = ()) -> Setting:
   return found
 
 
+def names() -> list[str]:
+  """Returns the names of all settings, those of packages too; loads none."""
+  return [*dict.fromkeys((*SETTINGS, *SETTINGS.entry_points()))]
+
+
 def is_known(name: str, stored: Mapping[str, Any]) -> bool:
   """Returns whether there is a setting of this name, which a stored run has.
 

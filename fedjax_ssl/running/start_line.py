@@ -177,9 +177,7 @@ def _private(job: Job) -> str:
   shape = runner.state_shape(job.method, job.federations[0])
   if not terms_of(shape.server) or study.is_nominal(job.spec.method):
     return ''
-  found = [jax.jit(lambda federation=federation: terms_of(job.method.init(
-      jax.random.key(0), federation).server)[0])()
-           for federation in job.federations]
+  found = _at_start(job, lambda server: terms_of(server)[0])
   noises = sorted(float(terms.noise) for terms in found)
   noise = ' to '.join(dict.fromkeys(
       f'{number:.3g}' for number in (noises[0], noises[-1])))
@@ -189,6 +187,16 @@ def _private(job: Job) -> str:
                for count in np.unique(federation.tables.num_labeled) if count)
   return (f'private: each of {steps} steps of a client hides a labeled row by '
           f'noise of {noise} clipping norms on a sum over about {rows} rows')
+
+
+def _at_start(job: Job, read: Callable[[Any], Any]) -> list[Any]:
+  """Returns what is read of the server's first record, of each federation.
+
+  Compiled, it leaves out all of the record that is not read.
+  """
+  return [jax.jit(lambda federation=federation: read(job.method.init(
+      jax.random.key(0), federation).server))()
+          for federation in job.federations]
 
 
 def _natural(job: Job) -> str:
@@ -267,14 +275,10 @@ def used_up(job: Job) -> str:
           report, runner.state_shape(job.method, job.federations[0]).server,
           jnp.int32(0))):
     return ''
+  rounds_done = jnp.arange(rounds_ + 1, dtype=jnp.int32)
   last, spent = 0, 0.0
-  for federation in job.federations:
-    def after(round_: jax.Array, federation: Any = federation) -> jax.Array:
-      server = job.method.init(jax.random.key(0), federation).server
-      return report(server, round_)['epsilon']
-    # Compiled, it leaves out all of the record that the report does not read.
-    epsilons = np.asarray(jax.jit(jax.vmap(after))(
-        jnp.arange(rounds_ + 1, dtype=jnp.int32)))
+  for epsilons in map(np.asarray, _at_start(job, lambda server: jax.vmap(
+      lambda round_: report(server, round_)['epsilon'])(rounds_done))):
     first = int(np.argmax(epsilons == epsilons[-1]))
     last, spent = max((last, spent), (first, float(epsilons[-1])))
   if not 0 < last < rounds_:

@@ -16,6 +16,7 @@ import sys
 import pytest
 
 from fedjax_ssl import cli, config, methods
+from fedjax_ssl.cli import exit_codes
 from fedjax_ssl.running import settings
 from tests.cli import launcher
 
@@ -114,9 +115,36 @@ def test_an_output_that_is_full_is_named(monkeypatch, capsys):
       raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
   monkeypatch.setattr(sys, 'stdout', Full())
   for words in (['--version'], ['train'], ['list', 'streams']):
-    assert cli.main(words) == 2
+    assert cli.main(words) == exit_codes.MAY_PASS
     assert capsys.readouterr().err == (
         'error: <full> cannot be used: No space left on device.\n')
+
+
+@pytest.mark.parametrize('words, place', [
+    (['results', 'run'], 'fedjax_ssl.cli.places.runs_in'),
+    (['report', 'run', '--out=page'], 'fedjax_ssl.cli.places.runs_in'),
+    (['tables', '--list'], 'fedjax_ssl.papers.cells.tables'),
+    (['sweep', '--out=runs', '--status', '--', 'setting: digits_dirdir'],
+     'fedjax_ssl.cli.sweep.study.recognised')])
+def test_a_fault_that_may_pass_has_its_code_in_each_command(
+    monkeypatch, capsys, words, place):
+  for error, code in (
+      (OSError(errno.EIO, os.strerror(errno.EIO), 'file'), exit_codes.MAY_PASS),
+      (OSError(errno.EACCES, os.strerror(errno.EACCES), 'file'),
+       exit_codes.REFUSED)):
+    def fail(*unused, error=error):
+      raise error
+    monkeypatch.setattr(place, fail)
+    assert cli.main(words) == code
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_memory_that_is_full_is_one_line(monkeypatch, capsys):
+  def fail(*unused):
+    raise MemoryError
+  monkeypatch.setattr('fedjax_ssl.cli.places.runs_in', fail)
+  assert cli.main(['results', 'run']) == exit_codes.MAY_PASS
+  assert capsys.readouterr().err == 'error: MemoryError\n'
 
 
 @pytest.mark.parametrize('name', settings.SETTINGS)

@@ -57,7 +57,7 @@ def test_a_folder_equals_a_file_of_its_arrays(tmp_path, channels):
 def test_one_image_in_color_makes_all_of_them_rgb(tmp_path):
   made = write(tmp_path, 1)
   Image.new('RGB', SIDES[::-1], (9, 0, 0)).save(tmp_path / 'test/cat/x.png')
-  found = folder.read(tmp_path).parts
+  found = folder.read(tmp_path, 'mine').parts
   assert found['train'].inputs.shape == (9, *SIDES, 3)
   for channel in range(3):
     np.testing.assert_array_equal(
@@ -112,7 +112,7 @@ def test_of_16_bits_the_upper_8_are_taken(tmp_path, order):
   write(tmp_path, 1)
   deep = (np.arange(20) * 3000).astype(f'{order}u2').reshape(SIDES)
   Image.fromarray(deep).save(tmp_path / 'train/cat/9.tif')
-  found = folder.read(tmp_path).parts['train'].inputs
+  found = folder.read(tmp_path, 'mine').parts['train'].inputs
   np.testing.assert_array_equal(found[2, ..., 0], deep >> 8)
 
 

@@ -99,6 +99,9 @@ def test_texts_to_predict_are_one_list(trained, inputs, words):
 @pytest.mark.parametrize('train, test, words', [
     ([*TEXTS[:-1], None], TEXTS, 'row 59 of train inputs is no text but None'),
     (TEXTS, np.zeros((60, 8, 8), np.uint8), 'train has texts, and test none'),
+    (TEXTS, np.array(TEXTS, 'S'), 'test inputs are bytes; give texts as str'),
+    (np.array([one.encode() for one in TEXTS], object), TEXTS,
+     'train inputs are bytes; give texts as str'),
     (TEXTS[:-1], TEXTS, 'train has 59 texts and 60 labels')])
 def test_texts_that_make_no_data(train, test, words):
   with pytest.raises(ValueError, match=words):

@@ -19,8 +19,8 @@ folders that belong to no cell are named at the start and by `--status`; and a
 cell whose folder has a run that cannot go on with its flags is refused.
 
 Exit code 1: some cell failed; 2: the grid is wrong, a run would refuse its
-flags, or the folder cannot be used; 130, 143 and 129: ended by SIGINT, SIGTERM
-and SIGHUP.
+flags, or the folder cannot be used; 75: not now, as on a full disk; 130, 143
+and 129: ended by SIGINT, SIGTERM and SIGHUP.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ import shlex
 import sys
 from typing import Any
 
-from fedjax_ssl.cli import arguments, child, method_names
+from fedjax_ssl.cli import arguments, child, exit_codes, method_names
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import checking, grid, slots, study
 from fedjax_ssl.core import checks
@@ -210,11 +210,10 @@ def _prepared(args: argparse.Namespace) -> slots.Sweep | int:
       return 0
     (out / '.sweep').mkdir(parents=True, exist_ok=True)
   except grid.GridError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
+    return arguments.refuse(error)
   except OSError as error:
     print(f'error: --out={out} cannot be used: {error.strerror}.',
           file=sys.stderr)
-    return 2
+    return exit_codes.of(error)
   return slots.Sweep(out, cells, num_slots=args.slots, retries=args.retries,
                      python=args.python, env=env)

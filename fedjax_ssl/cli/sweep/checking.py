@@ -20,7 +20,7 @@ from typing import Any
 from absl import flags
 
 from fedjax_ssl import config
-from fedjax_ssl.cli import child, errors
+from fedjax_ssl.cli import child, errors, exit_codes
 from fedjax_ssl.cli.sweep import asked, grid
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.core import blame, checks, imports, registry, run_files
@@ -111,7 +111,7 @@ def _refusing(shown: str) -> Iterator[None]:
     from fedjax_ssl.cli import train
     print(f'error: {shown}: {errors.line(error, train.values())}',
           file=sys.stderr)
-    sys.exit(child.REFUSED)
+    sys.exit(exit_codes.REFUSED)
 
 
 def _own_code(setting: str, words: Sequence[str]) -> frozenset[str]:

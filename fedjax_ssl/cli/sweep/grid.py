@@ -320,9 +320,9 @@ def _product(block: _Block) -> Iterator[Cell]:
   # What brings code of its own may bring the setting too; `train` then looks.
   if block.setting and block.setting not in settings.SETTINGS and not (
       'import' in block.axes or block.flagfiles
-      or block.setting in settings.SETTINGS.entry_points()):
+      or block.setting in (known := settings.names())):
     raise GridError(f'{block.named_at}: {block.setting} is no setting; there '
-                    f'are {", ".join(settings.SETTINGS)}. One of your own '
+                    f'are {", ".join(known)}. One of your own '
                     'needs a line --import=FILE.py.')
   seeds = [[f'--seeds={seed}'] for seed in block.seeds] or [[]]
   files = [[f'--flagfile={file}'] for file in block.flagfiles] or [[]]

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import IO
 
-from fedjax_ssl.cli import child
+from fedjax_ssl.cli import child, exit_codes
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import grid, shares
 from fedjax_ssl.core import durations, ending
@@ -96,7 +96,7 @@ class Sweep:
       self._end_all()
       say(f'error: {error.filename or self._out} cannot be used: '
              f'{error.strerror or error}.', stream=sys.stderr)
-      return 2
+      return exit_codes.of(error)
     finally:
       for number, handler in old.items():
         signal.signal(number, handler)
@@ -190,7 +190,7 @@ class Sweep:
         cells_lib.folder(self._out, cell))
     attempts = self._attempts[cell.name]
     again = (attempts <= self._retries and not self._heard
-             and code != child.REFUSED)
+             and code != exit_codes.REFUSED)
     # Stopped means: not by a fault of the run, and not for good.
     stopped = (self._heard and code in (*child.TOLD, -signal.SIGKILL)
                or again and code in child.TOLD)

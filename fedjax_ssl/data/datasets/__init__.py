@@ -342,7 +342,7 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
       return text.read_csv(path.with_suffix('.csv'), embeddings and (
           os.path.expanduser(embeddings)))
     if folder.holds(path.parent / name):
-      return folder.read(path.parent / name)
+      return folder.read(path.parent / name, name)
     there = path.parent / name
     advice = f'{_absent(name, data_dir)}: there is ' + (
         f'no {there / "train"}' if there.is_dir() else f'no {path}')

@@ -31,7 +31,7 @@ def holds(path: pathlib.Path) -> bool:
   return os.path.isdir(path / 'train')
 
 
-def read(path: pathlib.Path) -> files.Source:
+def read(path: pathlib.Path, name: str) -> files.Source:
   """Reads `train/CLASS/*`, `test/CLASS/*` and, if it is there, `val/CLASS/*`.
 
   Classes are numbered in alphabetical order, images are in the order of their
@@ -43,6 +43,7 @@ def read(path: pathlib.Path) -> files.Source:
       are, else RGB. Of 16 bits the upper 8 are taken. In `clients.csv` a column
       `image` names images to train on, all of them, as train/CLASS/NAME, and a
       column `client` whose each is.
+    name: of the data set.
 
   Returns:
     A Source with inputs uint8[D, H, W, C] and labels int32[D].
@@ -77,7 +78,7 @@ def read(path: pathlib.Path) -> files.Source:
                         f'{_size(shape)}; `fedjax-ssl resize-images '
                         f'--images={shlex.quote(str(path))} --size=32 '
                         f'--out={shlex.quote(f"{path}32")}` brings all to one '
-                        'size')
+                        f'size; then give --dataset={name}32')
       images.append(pixels)
       if part == 'train':
         trained.append(file.relative_to(path).as_posix())

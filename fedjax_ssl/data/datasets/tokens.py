@@ -72,12 +72,16 @@ def as_texts(name: str, given: Any) -> list[str] | None:
     given: a list or an array.
 
   Raises:
-    DataError: if only some are texts, or they are not in one list.
+    DataError: if only some are texts, or they are not in one list, or bytes.
   """
   found = as_array(given)
   are = [isinstance(text, str) for text in found.flat] if (
       found.dtype.kind in 'OU') else []
   if not any(are):
+    if found.dtype.kind in 'OS' and any(
+        isinstance(one, bytes) for one in found.flat):
+      raise DataError(f'{name} are bytes; give texts as str, as decode() makes '
+                      'of them')
     return None
   if found.ndim != 1:
     raise DataError(f'{name} are texts of shape {found.shape}; allowed is one '

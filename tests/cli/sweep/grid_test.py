@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import hashlib
+from importlib import metadata
 import pathlib
 
 from hypothesis import given
@@ -77,6 +78,15 @@ def test_code_of_ones_own_may_bring_the_setting(tmp_path, brings):
     brings += str(tmp_path / 'a.flags')
   cell, = grid.parse(f'setting: brought\n{brings}', 'g.txt')
   assert cell.setting == 'brought'
+
+
+def test_settings_of_packages_are_told(monkeypatch):
+  monkeypatch.setattr(metadata, 'entry_points', lambda group: [
+      metadata.EntryPoint('theirs', 'package:setting', group)])
+  cell, = grid.parse('setting: theirs', 'g.txt')
+  assert cell.setting == 'theirs'
+  with pytest.raises(grid.GridError, match='there are agents_iid, .*, theirs'):
+    grid.parse('setting: thiers', 'g.txt')
 
 
 @pytest.mark.parametrize('name', BAD)
