@@ -1,7 +1,7 @@
 # make quickstart   installs and runs the first experiment
 # make test         installs and runs the test suite
 # make test-fast    without tests of programs and laws of single methods
-# make test-thorough   the tests that make test leaves out: more samples of laws
+# make test-thorough  the tests that make test leaves out
 # make test-all     both
 # make lint         ruff, mypy, and whether pages and flagfiles are up to date
 # make pages        brings the pages of results, the table of settings and the

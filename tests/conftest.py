@@ -39,7 +39,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile('reproducible')
 
 
-# Thorough tests are skipped that many seconds after the start; unset: none is.
+# Groups of thorough tests that come later than that many seconds after the
+# start of their worker are skipped; unset: none is.
 _THOROUGH_SECONDS = 'FEDJAX_SSL_THOROUGH_SECONDS'
 _started = time.monotonic()
 
@@ -222,18 +223,27 @@ class _AtOnce:
 def pytest_sessionstart(session: pytest.Session) -> None:
   """Has the process that prints say at once what failed."""
   plugins = session.config.pluginmanager
-  terminal = plugins.get_plugin('terminalreporter')
-  if terminal is not None and not hasattr(session.config, 'workerinput'):
+  if (terminal := plugins.get_plugin('terminalreporter')) is not None:
     plugins.register(_AtOnce(terminal))
+
+
+@functools.cache
+def _comes_too_late(group: str) -> bool:
+  """Whether the first thorough test of a group has come after the limit.
+
+  The others share what it has made, and are run if it was.
+  """
+  del group
+  limit = os.environ.get(_THOROUGH_SECONDS)
+  return limit is not None and time.monotonic() - _started > float(limit)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
   """Skips a thorough test for which there is no time left."""
-  limit = os.environ.get(_THOROUGH_SECONDS)
-  if (limit and item.get_closest_marker('thorough')
-      and time.monotonic() - _started > float(limit)):
-    pytest.skip(f'no time left: {_THOROUGH_SECONDS}={limit}')
+  if item.get_closest_marker('thorough') and (
+      _comes_too_late(_group(item.nodeid))):
+    pytest.skip(f'no time left, see {_THOROUGH_SECONDS}')
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:

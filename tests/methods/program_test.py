@@ -46,9 +46,10 @@ _ALIKE = ('adamatch', 'fedprox', 'fixmatch', 'freematch', 'local', 'mixmatch',
           'feddb', 'fedcon', 'fedggp', 'fl2', 'fed_consist', 'pdcfed')
 # Its bits differ where those of XLA's own products do; see `same_bits`.
 _SEES_THREADS = ("fedmatch(profile='v3code')", 'server')
-# Processes, so that several processors have work; the thorough tests have as
-# many of their own.
+# Processes, so that several processors have work.
 _SHARES = 2
+# Those of `WIDER`, so short that a limit of time parts them.
+_WIDER_SHARES = 6
 
 
 def _texts() -> list[str]:
@@ -106,9 +107,9 @@ class Work(NamedTuple):
   share: int
 
 
-def _dealt(cases: list[tuple[str, str, tuple[int, ...]]], first: int
+def _dealt(cases: list[tuple[str, str, tuple[int, ...]]], shares: range
            ) -> list[Work]:
-  return [Work(*case, first + i % _SHARES) for i, case in enumerate(cases)]
+  return [Work(*case, shares[i % len(shares)]) for i, case in enumerate(cases)]
 
 
 def _regular(text: str) -> tuple[int, ...]:
@@ -117,16 +118,17 @@ def _regular(text: str) -> tuple[int, ...]:
 
 
 REGULAR = _dealt([(*case, _regular(case[0])) for case in DEFAULTS
-                  if _name(case[0]) not in _ALIKE], 0)
+                  if _name(case[0]) not in _ALIKE], range(_SHARES))
 # What is reported of a default's program is that on two.
 WIDER = _dealt([(*case, (1, 2) if case in DEFAULTS else (1, 4))
                 for case in CASES
-                if case not in [work[:2] for work in REGULAR]], _SHARES)
+                if case not in [work[:2] for work in REGULAR]],
+               range(2 * _SHARES, 2 * _SHARES + _WIDER_SHARES))
 # The other numbers of devices, each in a process beside that of its `REGULAR`,
 # with which it is compared.
 OTHERS = [Work(work.text, work.place,
                tuple(n for n in _DEVICES if n not in work.devices),
-               2 * _SHARES + work.share)
+               _SHARES + work.share)
           for work in REGULAR if work.devices != _DEVICES]
 
 
@@ -254,7 +256,7 @@ def test_so_do_profiles_and_labels_at_the_server(
 def test_other_numbers_train_and_evaluate_as_two(
     results, text, place, share):
   known, *_ = results(share)[f'{text}-{place}']
-  others = results(2 * _SHARES + share)[f'{text}-{place}']
+  others = results(_SHARES + share)[f'{text}-{place}']
   _agree([known, *others])
   assert len(others) == len(_DEVICES) - len(_regular(text))
 
@@ -280,8 +282,8 @@ def test_nothing_slow_in_a_round(results, text, place, share):
 
 
 @pytest.mark.parametrize('share', [
-    *range(_SHARES), *(pytest.param(i, marks=pytest.mark.thorough)
-                       for i in range(_SHARES, 2 * _SHARES))])
+    *range(_SHARES), *(pytest.param(share, marks=pytest.mark.thorough)
+                       for share in sorted({w.share for w in WIDER}))])
 def test_methods_differ(results, share):
   """Equal hashes mean something: other methods have others."""
   states = {str(first['state']) for first, *_ in results(share).values()}
