@@ -72,7 +72,8 @@ def test_closed_streams_end_nothing(tmp_path, closed):
     (['train', 'digits_dirdir', '--method=fixmach'], "Did you mean 'fixmatch'"),
     (['train', 'cifar_iid', '--num_rounds=0'], '--num_rounds=0'),
     (['sweep', '--otu=x'], '--out'),
-    (['predict', 'run', 'x.png', '--otu=x'], 'Did you mean --out?'), (['list', 'nothing'], 'nothing')])
+    (['predict', 'run', 'x.png', '--otu=x'], 'Did you mean --out?'),
+    (['list', 'nothing'], 'nothing')])
 def test_wrong_words_are_refused_without_waiting_for_jax(words, said):
   code = ('import sys\nfrom fedjax_ssl import cli\ncode = None\n'
           'try: code = cli.main(sys.argv[1:])\n'

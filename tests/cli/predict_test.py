@@ -201,7 +201,8 @@ def test_a_name_that_is_no_utf_8(images, photos, call, capsys):
 
 
 @pytest.mark.parametrize('words', [
-    ('--seed=1', 'RUN', 'a.png', 'b.png'), ('RUN', 'a.png', 'b.png', '--seed=1'),
+    ('--seed=1', 'RUN', 'a.png', 'b.png'),
+    ('RUN', 'a.png', 'b.png', '--seed=1'),
     ('--seed=1', '--', 'RUN', '-a.png'), ('--', 'RUN', '-a.png')])
 def test_flags_stand_on_both_sides_and_not_after_two_dashes(
     images, photos, call, words):
