@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 from typing import Any, NamedTuple, NoReturn, TYPE_CHECKING, TypeVar
@@ -49,15 +50,17 @@ Kind = TypeVar('Kind', Examples, Shard)
 def _warn_of_dark(brightest: int, mean: Sequence[float]) -> None:
   """Warns of images that seem to have another scale than those of training.
 
+  The text is one for all images, so that it is said once of many calls.
+
   Args:
     brightest: number in the images, 0 to 255.
     mean: of each channel of the training images, 0 to 1.
   """
   if 0 < brightest < 255 * min(mean):
     warnings.warn(
-        f'The images hold numbers up to {brightest} of 255, where the mean of '
-        f'training was {255 * min(mean):.0f}; if that is their scale, multiply '
-        'them.', stacklevel=3)
+        f'No number in the images reaches {math.ceil(255 * min(mean))} of 255, '
+        'the mean of training; if that is their scale, multiply them.',
+        stacklevel=3)
 
 
 def spec_to_json(spec: task_lib.TaskSpec, federation: Federation
@@ -170,10 +173,10 @@ class LoadedRun(NamedTuple):
             f'classes, inputs {self.spec.input_shape})')
 
   def check_seed(self, seed: int | None) -> None:
-    """Raises ValueError if the run has no such seed; None is the first."""
+    """Raises FieldError if the run has no such seed; None is the first."""
     if seed is not None and seed not in self.states:
-      raise ValueError(f'seed={seed!r} is not among the seeds '
-                       f'{", ".join(map(str, self.states))}.')
+      raise checks.FieldError('seed', seed, 'allowed are those of the run, '
+                              f'{", ".join(map(str, self.states))}.')
 
   def global_model(self, seed: int | None = None
                    ) -> Callable[..., jax.Array]:

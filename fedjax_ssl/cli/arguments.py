@@ -4,6 +4,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence, Set
 import functools
+import os
+import pathlib
 import sys
 from typing import NoReturn
 
@@ -33,6 +35,22 @@ class Parser(argparse.ArgumentParser):
     """Ends the program with code 2; of an unknown flag it says the nearest."""
     more = self._meant(message) or ';'
     self.exit(2, f'error: {message}{more} `{self.prog} --help` says more.\n')
+
+  def check_out(self, out: pathlib.Path, ending: str = '') -> None:
+    """Refuses a value of --out that cannot be written, before any work.
+
+    Args:
+      out: the value.
+      ending: of the file, which may be there; without one `out` is a folder,
+        which must not.
+    """
+    place = out.absolute().parent
+    is_new = not os.path.lexists(out)
+    fits = is_new if not ending else (
+        out.suffix.lower() == ending and (is_new or out.is_file()))
+    if not (fits and place.is_dir() and os.access(place, os.W_OK)):
+      what = f'FOLDER/NAME{ending}' if ending else 'new'
+      self.error(f'--out={out} must be {what}, in a folder that can be written')
 
   def _meant(self, message: str) -> str:
     """Returns what a message on an unknown flag goes on with, or ''."""

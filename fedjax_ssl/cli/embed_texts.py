@@ -44,10 +44,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     if getattr(found, name) < least:
       parser.error(
           f'--{name}={getattr(found, name)} must be at least {least}')
-  # All that can be refused before hours of work.
-  if found.out.suffix != '.npz' or not found.out.absolute().parent.is_dir():
-    parser.error(f'--out={found.out} must be FOLDER/NAME.npz in a folder that '
-                 'exists')
+  parser.check_out(found.out, '.npz')
   return found
 
 

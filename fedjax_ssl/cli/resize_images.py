@@ -4,7 +4,8 @@ fedjax-ssl resize-images --images=DIR/NAME --size=32 --out=DIR/NAME32
 
 Each image's largest square around its middle is scaled to size x size pixels
 and written without loss, as PNG, whatever its name ends with: names stay, so
-that a clients.csv still fits. What is no image is copied.
+that a clients.csv still fits. What is no image is copied; what is hidden, as
+.git, is left out.
 """
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ import shutil
 import tempfile
 
 from fedjax_ssl.cli import arguments
-from fedjax_ssl.data.datasets import folder
+from fedjax_ssl.data import files
+from fedjax_ssl.data.datasets import folder, table
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -33,8 +35,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.error(f'--images={found.images} is no folder')
   if found.size < 1:
     parser.error(f'--size={found.size} must be at least 1')
-  if found.out.exists() or not found.out.absolute().parent.is_dir():
-    parser.error(f'--out={found.out} must be new, in a folder that exists')
+  parser.check_out(found.out)
   if found.images.resolve() in found.out.resolve().parents:
     parser.error(f'--out={found.out} must not lie in --images')
   return found
@@ -68,20 +69,24 @@ def resize(images: pathlib.Path, out: pathlib.Path, size: int) -> int:
     How many images there are.
 
   Raises:
-    DataError: see `resized`.
+    DataError: see `resized` and `folder.walk`.
     OSError: if something cannot be read or written.
   """
   with tempfile.TemporaryDirectory(prefix=f'.{out.name}.',
                                    dir=out.absolute().parent) as beside:
     made = pathlib.Path(beside) / out.name
-    pairs = []
-    for place, _, names in os.walk(images, followlinks=True):
-      target = made / os.path.relpath(place, images)
-      target.mkdir(exist_ok=True)
-      pairs += [(pathlib.Path(place, name), target / name) for name in names]
-    are = sorted(pair for pair in pairs if folder.is_image(pair[0]))
-    for file, target in {*pairs} - {*are}:
-      shutil.copyfile(file, target)
+    made.mkdir()
+    are = []
+    for one in folder.walk(images):
+      target = made / one.relative_to(images)
+      if one.is_dir():
+        target.mkdir()
+      elif folder.is_image(one):
+        are.append((one, target))
+      else:
+        with table.named(one):
+          files.check_regular(one)
+        shutil.copyfile(one, target)
     with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
       for _ in pool.map(lambda pair: resized(pair[0], pair[1], size), are):
         pass  # An error is raised here, the first of them.

@@ -79,9 +79,11 @@ def read_array(path: str | os.PathLike[str]) -> np.ndarray:
     array, = read_arrays(path, _the_one).values()
     return array
   check_regular(path)
-  _check_fits(os.path.getsize(path))
-  with _saying_why(), open(path, 'rb') as file:
-    return np.lib.format.read_array(file, allow_pickle=False)
+  # Mapped: a size that the file has not is refused, not made room for.
+  with _saying_why(), _refusing_objects('it'), np.errstate(over='ignore'):
+    array = np.lib.format.open_memmap(path, mode='r')
+    _check_fits(array.nbytes)
+    return np.array(array)
 
 
 def _the_one(names: list[str]) -> list[str]:
@@ -105,16 +107,25 @@ def _saying_why() -> Iterator[None]:
     raise DataError(f'cannot be read ({reason})') from None
 
 
-def _member(archive: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
-  """One array; the error says why a member is no array of numbers."""
+@contextlib.contextmanager
+def _refusing_objects(what: str) -> Iterator[None]:
+  """Says of an array of Python objects what to save in its place."""
   try:
-    array = archive[name]
+    yield
   except ValueError as error:
-    if 'allow_pickle' not in str(error):
+    # What NumPy says where it reads such an array, and where it maps one.
+    if not any(words in str(error) for words in (
+        'allow_pickle', 'Python objects')):
       raise
-    raise DataError(f'{name!r} is an array of Python objects, which are not '
+    raise DataError(f'{what} is an array of Python objects, which are not '
                     'read; save numbers as such, and words by .astype(str)'
                     ) from None
+
+
+def _member(archive: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
+  """One array; the error says why a member is no array of numbers."""
+  with _refusing_objects(repr(name)):
+    array = archive[name]
   if not isinstance(array, np.ndarray):  # Bytes of a member of another kind.
     raise DataError(f'{name!r} is no .npy array')
   return array

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import pathlib
@@ -72,7 +71,9 @@ def test_closed_streams_end_nothing(tmp_path, closed):
     (['train', 'digits_dirdir', '--lr=1'], 'Did you mean --learning_rate?'),
     (['train', 'digits_dirdir', '--method=fixmach'], "Did you mean 'fixmatch'"),
     (['train', 'cifar_iid', '--num_rounds=0'], '--num_rounds=0'),
-    (['sweep', '--otu=x'], '--out'), (['list', 'nothing'], 'nothing')])
+    (['sweep', '--otu=x'], '--out'),
+    (['predict', 'run', 'x.png', '--otu=x'], 'Did you mean --out?'),
+    (['list', 'nothing'], 'nothing')])
 def test_wrong_words_are_refused_without_waiting_for_jax(words, said):
   code = ('import sys\nfrom fedjax_ssl import cli\ncode = None\n'
           'try: code = cli.main(sys.argv[1:])\n'
@@ -107,13 +108,7 @@ def test_help_is_printed(words, capsys):
 
 
 def test_an_output_that_is_full_is_named(monkeypatch, capsys):
-  class Full(io.StringIO):
-    """A file on a disk without room."""
-    name = '<full>'
-
-    def flush(self) -> None:
-      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-  monkeypatch.setattr(sys, 'stdout', Full())
+  monkeypatch.setattr(sys, 'stdout', launcher.Full())
   for words in (['--version'], ['train'], ['list', 'streams']):
     assert cli.main(words) == exit_codes.MAY_PASS
     assert capsys.readouterr().err == (

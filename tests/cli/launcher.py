@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import gc
 import hashlib
+import io
 import json
 import multiprocessing
 import os
@@ -81,6 +83,14 @@ def _run(script: str, args: list[str], logs: list[str], largest: int,
   sys.stderr.flush()
   # As a script that ends, without what a forked copy would tear down.
   os._exit(code if isinstance(code, int) else 1)
+
+
+class Full(io.StringIO):
+  """An output on a disk without room."""
+  name = '<full>'
+
+  def flush(self) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Started:

@@ -5,7 +5,10 @@ import csv
 import io
 import os
 import pathlib
+import sys
+import textwrap
 from typing import Any
+import warnings
 
 import jax
 import numpy as np
@@ -14,8 +17,10 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import cli
+from fedjax_ssl.cli import exit_codes
 from fedjax_ssl.data.datasets import folder, text
 from fedjax_ssl.training import evaluate
+from tests.cli import launcher
 
 LABELS = np.arange(20) % 2
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 5, 5, 3), np.uint8)
@@ -107,7 +112,7 @@ def test_image_files_of_any_size(images, photos, call):
 def test_inputs_are_told_in_their_order(images, photos, call):
   np.save('x.npy', PIXELS[:3])
   named = './photos/b/2.png'
-  found = call(images, named, '--seed=0', 'x.npy', named, 'photos/b')
+  found = call(images, named, 'x.npy', named, 'photos/b')
   assert found[0] == [named, 'x.npy:0', 'x.npy:1', 'x.npy:2', named,
                       'photos/b/10.png', 'photos/b/2.png']
   assert len({(class_, sure) for name, class_, sure in zip(
@@ -195,14 +200,82 @@ def test_a_name_that_is_no_utf_8(images, photos, call, capsys):
   assert table(pathlib.Path('o.csv').read_text('utf-8'))[0] == ['photos/?.png']
 
 
-def test_images_of_another_scale_are_noted(images, tmp_path, capsys):
-  np.save(tmp_path / 'x.npy', PIXELS // 100)
-  assert cli.main(['predict', str(images), str(tmp_path / 'x.npy')]) == 0
+@pytest.mark.parametrize('words', [
+    ('--seed=1', 'RUN', 'a.png', 'b.png'),
+    ('RUN', 'a.png', 'b.png', '--seed=1'),
+    ('--seed=1', '--', 'RUN', '-a.png'), ('--', 'RUN', '-a.png')])
+def test_flags_stand_on_both_sides_and_not_after_two_dashes(
+    images, photos, call, words):
+  for name in ('a.png', 'b.png', '-a.png'):
+    Image.fromarray(PIXELS[0]).save(name)
+  names, _, sure = call(*(images if word == 'RUN' else word for word in words))
+  assert names == [word for word in words if word.endswith('.png')]
+  logits = fedjax_ssl.load(images).predict(PIXELS[:1], int('--seed=1' in words))
+  np.testing.assert_allclose(sure, jax.nn.softmax(logits).max(), atol=1e-6)
+
+
+@pytest.mark.parametrize('action', ['error', 'ignore', 'default'])
+def test_images_of_another_scale_are_noted_once(
+    images, tmp_path, capsys, monkeypatch, action):
+  """Of all batches, though each has its own brightest number."""
+  monkeypatch.setattr(evaluate, 'BATCH', 3)
+  monkeypatch.chdir(tmp_path)
+  np.save('x.npy', PIXELS)
+  for i in range(7):
+    Image.fromarray(PIXELS[i] // (100 - i)).save(f'{i}.png')
+  with warnings.catch_warnings():
+    warnings.simplefilter(action)
+    assert cli.main(['predict', str(images), 'x.npy', *(
+        f'{i}.png' for i in range(7))]) == 0
   printed = capsys.readouterr()
-  assert len(table(printed.out)[0]) == 20
+  assert len(table(printed.out)[0]) == 27
   assert printed.err.startswith(
-      f'Note: {tmp_path / "x.npy"}: The images hold numbers up to 2 of 255')
+      'Note: 0.png to 2.png: No number in the images reaches ')
   assert printed.err.count('\n') == 1
+
+
+def test_an_output_that_is_full_may_pass_and_a_closed_one_ends_nothing(
+    texts, tmp_path, capsys, monkeypatch):
+  (tmp_path / 't.txt').write_text('great')
+  words = ['predict', str(texts), str(tmp_path / 't.txt')]
+  monkeypatch.setattr(sys, 'stdout', launcher.Full())
+  assert cli.main(words) == exit_codes.MAY_PASS
+  assert capsys.readouterr().err == (
+      'error: <full> cannot be used: No space left on device.\n')
+  monkeypatch.setattr(sys, 'stdout', None)
+  assert cli.main(words) == 0
+  read, write = os.pipe()
+  os.close(read)
+  with open(write, 'w') as nobody:
+    monkeypatch.setattr(sys, 'stdout', nobody)
+    assert cli.main(words) == 0
+  assert not capsys.readouterr().err
+
+
+def test_a_link_to_a_folder_above_is_not_followed(images, photos, call):
+  (photos / 'b' / 'loop').symlink_to('..')
+  (photos / 'again').symlink_to('.')
+  assert call(images, photos)[0] == IN_ORDER
+
+
+@pytest.mark.usefixtures('as_registered')
+def test_a_model_of_the_user(photos, call, tmp_path):
+  (tmp_path / 'mine.py').write_text(textwrap.dedent("""
+      from flax import linen as nn
+
+      class Net(nn.Module):
+        num_classes: int
+        width: int = 3
+
+        @nn.compact
+        def __call__(self, x, train: bool):
+          x = nn.relu(nn.Dense(self.width)(x.reshape(len(x), -1)))
+          return nn.Dense(self.num_classes)(x)
+      """))
+  run = fedjax_ssl.fit(
+      'fedavg', (PIXELS, LABELS, PIXELS, LABELS), weak='none',
+      model=f'{tmp_path / "mine.py"}:Net(width=5)', workdir='own', **SMALL)
+  check(call('own', photos), run.predict(IN_ORDER))
 
 
 @pytest.fixture
@@ -258,6 +331,24 @@ def test_inputs_that_are_refused(images, texts, photos, refuse):
       ('blank.txt', 'blank.txt: no line but blank ones\n'),
       ('latin.txt', 'latin.txt: cannot be read (')):
     assert refuse(texts, name).startswith(line)
+
+
+def test_a_pipe_is_not_waited_for(images, photos, refuse):
+  os.mkfifo(photos / 'b' / 'pipe.png')
+  assert refuse(images, photos) == (
+      'photos/b/pipe.png: must be a file, and is a pipe\n')
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
+def test_a_model_that_has_diverged_tells_no_class(
+    images, photos, refuse, value):
+  fedjax_ssl.load(images).save('model.npz')
+  with np.load('model.npz') as file:
+    arrays = dict(file)
+  bias, = (name for name in arrays if name.endswith('bias'))
+  np.savez('model.npz', **{**arrays, bias: np.array([0, value], np.float32)})
+  assert refuse('model.npz', 'photos').startswith(
+      'photos/a.bmp: the model gives NaN or infinity; ')
 
 
 def test_vectors_of_texts_go_as_arrays(tmp_path, call, refuse):

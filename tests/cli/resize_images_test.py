@@ -1,6 +1,7 @@
 """Folders of images of many sizes become folders that can be trained on."""
 from __future__ import annotations
 
+import os
 import pathlib
 import shlex
 
@@ -74,6 +75,31 @@ def test_images_of_that_size_stay_as_they_are(tmp_path):
     np.testing.assert_array_equal(np.asarray(image), pixels)
 
 
+def test_links_and_what_is_hidden(tmp_path):
+  """A link to a folder above would never end."""
+  place, there = tmp_path / 'a', tmp_path / 'there'
+  for one in (place / 'b', place / '.git', there, place / 'empty'):
+    one.mkdir(parents=True)
+  for one in (there / '0.png', place / '.git' / '0.png'):
+    Image.new('L', (3, 2)).save(one)
+  for link, to in (('b/loop', '..'), ('b/out', there)):
+    (place / link).symlink_to(to)
+  (place / 'notes.txt').write_text('mine')
+  assert resize_images.resize(place, tmp_path / 'c', 5) == 1
+  assert sorted(path.relative_to(tmp_path / 'c').as_posix()
+                for path in (tmp_path / 'c').rglob('*')) == [
+      'b', 'b/out', 'b/out/0.png', 'empty', 'notes.txt']
+  assert (tmp_path / 'c' / 'notes.txt').read_text() == 'mine'
+
+
+@pytest.mark.parametrize('name', ['x.png', 'x.txt'])
+def test_a_pipe_is_refused(photos, tmp_path, capsys, name):
+  os.mkfifo(photos / name)
+  assert run(f'--images={photos}', '--size=4', f'--out={tmp_path}/new') == 2
+  assert capsys.readouterr().err == (
+      f'error: {photos / name}: must be a file, and is a pipe\n')
+
+
 def test_a_broken_image_leaves_nothing(photos, tmp_path, capsys):
   broken = photos / 'train' / 'dog' / '2.jpg'
   broken.write_bytes(b'no image')
@@ -89,7 +115,8 @@ def test_a_broken_image_leaves_nothing(photos, tmp_path, capsys):
     (('--images={0}/photos', '--size=0', '--out={0}/new'), '--size=0 must be'),
     (('--images={0}/photos', '--size=4', '--out={0}/photos'), 'must be new'),
     (('--images={0}/photos', '--size=4', '--out={0}/photos/x'), 'not lie in'),
-    (('--images={0}/photos', '--size=4', '--out={0}/a/b'), 'that exists')])
+    (('--images={0}/photos', '--size=4', '--out={0}/a/b'),
+     'new, in a folder that can be written')])
 def test_what_is_refused(photos, tmp_path, capsys, args, words):
   with pytest.raises(SystemExit) as ended:
     run(*(arg.format(tmp_path) for arg in args))

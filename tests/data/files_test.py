@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import data
+from fedjax_ssl.cli import exit_codes
 from fedjax_ssl.data import files
 from fedjax_ssl.data.datasets import files as datasets_files
 from fedjax_ssl.data.datasets import text
@@ -197,6 +198,47 @@ def test_a_directory_that_lies_is_refused(tmp_path):
   raw = b'\x93NUMPY\x01\x00' + len(head).to_bytes(2, 'little') + head
   _zip(tmp_path / 'toy.npz', x_train=raw, y_train=raw, x_test=raw, y_test=raw)
   _refused(lambda: data.load('toy', tmp_path), 'toy.npz', 'cannot be read')
+
+
+@pytest.mark.parametrize('shape', [
+    (2**50,), (2**70,), (2**33, 2**33), (-5,), (3,)])
+def test_a_header_of_more_than_the_file_is_refused(tmp_path, shape):
+  """It is no lack of memory, which might pass."""
+  head = ("{'descr': '|u1', 'fortran_order': False, 'shape': "
+          f'{shape}, }}\n').encode()
+  (tmp_path / 'x.npy').write_bytes(
+      b'\x93NUMPY\x01\x00' + len(head).to_bytes(2, 'little') + head)
+  with pytest.raises(files.DataError, match='cannot be read') as error:
+    files.read_array(tmp_path / 'x.npy')
+  assert exit_codes.of(error.value) == exit_codes.REFUSED
+
+
+@pytest.mark.parametrize('array', [
+    np.zeros((0, 5)), np.float32(3), np.array(['a', 'bc']),
+    np.asfortranarray(np.arange(6).reshape(2, 3))])
+def test_an_array_is_read_as_it_was(tmp_path, array):
+  np.save(tmp_path / 'x.npy', array)
+  np.savez(tmp_path / 'x.npz', array)
+  for name in ('x.npy', 'x.npz'):
+    found = files.read_array(tmp_path / name)
+    assert type(found) is np.ndarray and found.dtype == array.dtype
+    np.testing.assert_array_equal(found, array, strict=True)
+
+
+@pytest.mark.parametrize('name, what', [('x.npy', 'it'), ('x.npz', "'x'")])
+def test_python_objects_are_told_what_to_save_instead(tmp_path, name, what):
+  odd = np.array([{}, None])
+  np.save(tmp_path / 'x.npy', odd, allow_pickle=True)
+  np.savez(tmp_path / 'x.npz', x=odd)
+  _refused(lambda: files.read_array(tmp_path / name),
+           f'{what} is an array of Python objects', 'save numbers as such')
+
+
+def test_an_array_that_does_not_fit_in_memory_is_not_read(
+    tmp_path, monkeypatch):
+  np.save(tmp_path / 'x.npy', np.zeros(100, np.uint8))
+  monkeypatch.setattr(files, 'memory', lambda: 99)
+  _refused(lambda: files.read_array(tmp_path / 'x.npy'), 'of memory')
 
 
 @pytest.mark.parametrize('name', ['toy.npz', 'toy.csv'])

@@ -158,7 +158,9 @@ def _strange(place: pathlib.Path) -> None:
      'the mark of a row without label; such rows lie in train/unlabeled/'),
     (_deep, 'x.tif has pixels of 32 bits; save it with 8'),
     (lambda place: (place / 'train/dog/x.png').symlink_to('/gone.png'),
-     'x.png cannot be read: .*No such file'),
+     'x.png: cannot be read .No such file'),
+    (lambda place: os.mkfifo(place / 'train/dog/x.png'), 'x.png: must be a '
+     'file, and is a pipe'),
     (_strange, "test has label 'cow', which train has not"),
     (lambda place: os.mkdir(os.fsencode(place / 'train') + b'/\xe4pfel'),
      'has a name that is no UTF-8, by which a class would be called'),
@@ -174,6 +176,15 @@ def test_what_is_no_folder_of_images_is_refused(tmp_path, change, words):
     data.load('pets', tmp_path)
   line = str(error.value)
   assert str(tmp_path / 'pets') in line and '\n' not in line
+
+
+def test_folders_that_link_to_each_other_are_walked_once(tmp_path):
+  for name, other in ('ab', 'ba'):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'to').symlink_to(tmp_path / other)
+    Image.new('L', (1, 1)).save(tmp_path / name / f'{name}.png')
+  found = [str(one.relative_to(tmp_path)) for one in folder.below(tmp_path)]
+  assert found == ['a/a.png', 'a/to/b.png', 'b/b.png', 'b/to/a.png']
 
 
 @pytest.mark.parametrize('place', ['{}/pets', 'pets', '../{}/pets', './pets'])

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_ssl.data.datasets import files, table
 from fedjax_ssl.data.datasets import names as names_lib
-from fedjax_ssl.data.files import DataError
+from fedjax_ssl.data.files import check_regular, DataError
 
 # Folders of the parts; the last two are one.
 _PARTS = {'train': 'train', 'test': 'test', 'val': 'validation',
@@ -175,22 +175,44 @@ def is_image(file: pathlib.Path) -> bool:
 def below(folder: pathlib.Path) -> list[pathlib.Path]:
   """Returns all images in a folder and the folders in it, by name.
 
-  What is hidden is left out, and what is no image by its name.
+  What is no image by its name is left out.
 
   Raises:
-    DataError: if a folder cannot be read, or holds no image at all.
+    DataError: see `walk`, and if there is no image at all.
   """
-  def walk(place: pathlib.Path) -> Iterator[pathlib.Path]:
-    for one in _within(place):
-      if one.is_dir():
-        yield from walk(one)
-      elif is_image(one):
-        yield one
-  found = [*walk(folder)]
+  found = [one for one in walk(folder) if is_image(one) and not one.is_dir()]
   if not found:
     raise DataError(f'{folder} holds no image; images end with '
                     f'{", ".join(sorted(_ENDINGS))}')
   return found
+
+
+def walk(folder: pathlib.Path, above: tuple[tuple[int, int], ...] = ()
+         ) -> Iterator[pathlib.Path]:
+  """Yields all that a folder holds, by name, each folder before what it holds.
+
+  What is hidden is left out, and a link to a folder that it would be in, which
+  would never end.
+
+  Args:
+    folder: where.
+    above: device and number of each folder that it was reached through.
+
+  Raises:
+    DataError: if a folder cannot be read.
+  """
+  passed = *above, _identity(folder)
+  for one in _within(folder):
+    if not one.is_dir():
+      yield one
+    elif _identity(one) not in passed:
+      yield one
+      yield from walk(one, passed)
+
+
+def _identity(folder: pathlib.Path) -> tuple[int, int]:
+  found = folder.stat()
+  return found.st_dev, found.st_ino
 
 
 def _within(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -209,6 +231,8 @@ def read_image(file: pathlib.Path) -> np.ndarray:
     DataError: if it cannot be read, or has pixels of 32 bits.
   """
   from PIL import Image
+  with table.named(file):
+    check_regular(file)
   try:
     with Image.open(file) as found:
       if found.mode in _TOO_DEEP:
