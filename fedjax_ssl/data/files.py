@@ -42,7 +42,7 @@ def check_regular(path: str | os.PathLike[str]) -> None:
     with open(path, 'rb'):
       pass
   except OSError as error:
-    raise DataError(f'cannot be read ({error.strerror})') from None
+    raise DataError(f'cannot be read ({error.strerror})') from error
 
 
 def read_arrays(path: str | os.PathLike[str],
