@@ -125,9 +125,8 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
     return f'{word} is no flag. {_did_you_mean(near)}'
   if said := _as_knob(word, other_names.knob(knob), given):
     return said
-  parts = {part for name in config.OPTIONS for part in name.split('_')}
-  part = checks.nearest(knob, sorted(parts), _NEAR)
-  meant = [name for name in config.OPTIONS if {*part} & {*name.split('_')}]
+  meant = [name for name in config.OPTIONS
+           if checks.nearest(knob, name.split('_'), _NEAR)]
   return f'{word} is no flag' + (
       f'. {_did_you_mean(meant)}' if meant else '; --help lists all.')
 

@@ -48,14 +48,18 @@ class FieldError(ValueError):
     """Returns one sentence, with a mark such as `--` before each field."""
     cause = self.__cause__
     reason = cause.text(mark) if isinstance(cause, FieldError) else self.reason
-    given = ' and '.join(
-        f'{mark}{flag(name) if mark else name}'
-        + ('' if value is True and mark else f'={_shown(value)}')
-        for name, value in self._fields.items())
-    return f'{given}: {reason}'
+    return f'{given(self._fields, mark)}: {reason}'
 
   def __str__(self) -> str:
     return self.text()
+
+
+def given(fields: Mapping[str, Any], mark: str = '') -> str:
+  """Returns fields with their values, with a mark before each, if any."""
+  return ' and '.join(
+      f'{mark}{flag(name) if mark else name}'
+      + ('' if value is True and mark else f'={_shown(value)}')
+      for name, value in fields.items())
 
 
 def _shown(value: Any) -> str:
