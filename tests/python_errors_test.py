@@ -285,8 +285,8 @@ def test_a_methods_own_knob_may_be_called_weak(tmp_path):
 
 
 FLAG = re.compile(r'--[a-z]')
-SMALL = {'model': 'linear', 'clients': 4, 'cohort_size': 2, 'rounds': 1,
-         'local_steps': 1}
+SMALL: dict[str, Any] = {'model': 'linear', 'clients': 4, 'cohort_size': 2,
+                         'rounds': 1, 'local_steps': 1}
 # The clients of its rows are known.
 OWNED = {'x_train': np.arange(60, dtype=np.uint8).repeat(64).reshape(60, 8, 8),
          'y_train': np.arange(60) % 3, 'x_test': np.zeros((6, 8, 8), np.uint8),

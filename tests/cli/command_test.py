@@ -168,11 +168,9 @@ def test_a_fault_that_may_pass_has_its_code_in_each_command(
     with monkeypatch.context() as patch, flagsaver.flagsaver():
       importlib.import_module(place.rpartition('.')[0])
       fails(patch, place, error)
-      try:
-        found = cli.main([command, *words])
-      except SystemExit as ended:  # Of those that end their process.
-        found = ended.code
-    assert found == code
+      with pytest.raises(SystemExit) as ended:  # Some end their process.
+        sys.exit(cli.main([command, *words]))
+    assert ended.value.code == code
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 

@@ -76,7 +76,7 @@ LINES = {
     'part_of_a_flag_typo': (['--learnign=1'], [
         'mean --learning_rate or --server_learning_rate?']),
     'parts_of_flags_typo': (['--clientz=3'], [
-        ' or --num_clients or --num_labeled_clients or --']),
+        'mean --num_clients or --num_labeled_clients or --']),
     'short_for_parts': (['--lrate=1'], ['mean --learning_rate or --server_l']),
     'no_flag_is_near': (['--rnds=3'], ['--rnds=3 is no flag; --help lists']),
     'no_flag_is_near_two_words': (['--batchsize=3'], [

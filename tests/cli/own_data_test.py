@@ -198,10 +198,10 @@ def test_the_least_rows_of_a_client(name, change):
   least = np.bincount(np.maximum(*owners(min_size=25)), minlength=8).min()
   assert least >= 25 or np.bincount(
       unlabeled[unlabeled >= 0], minlength=8).min() >= 25
-  with pytest.raises(config.FieldError, match='--min_size') as caught:
+  with pytest.raises(config.FieldError, match='min_size') as caught:
     owners(min_size=51)
   assert caught.value.field == 'num_clients'
-  with pytest.raises(config.FieldError, match='--min_size') as caught:
+  with pytest.raises(config.FieldError, match='min_size') as caught:
     owners(num_clients=100)
   assert 'num_clients=100: too many for' in str(caught.value)
 
