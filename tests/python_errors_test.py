@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import chex
@@ -12,7 +13,9 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import losses
-from fedjax_ssl.training import runner
+from fedjax_ssl.core.local_training import Aux
+from fedjax_ssl.methods.parts import averaging, network
+from fedjax_ssl.training import processes, runner
 from tests import toy
 
 LOGITS, MASK = jnp.eye(4) * 9, jnp.ones(4)
@@ -281,11 +284,70 @@ def test_a_methods_own_knob_may_be_called_weak(tmp_path):
   assert found['strong']['knobs']['weak'] == 'flip_shift'
 
 
+FLAG = re.compile(r'--[a-z]')
+SMALL: dict[str, Any] = {'model': 'linear', 'clients': 4, 'cohort_size': 2,
+                         'rounds': 1, 'local_steps': 1}
+# The clients of its rows are known.
+OWNED = {'x_train': np.arange(60, dtype=np.uint8).repeat(64).reshape(60, 8, 8),
+         'y_train': np.arange(60) % 3, 'x_test': np.zeros((6, 8, 8), np.uint8),
+         'y_test': np.arange(6) % 3, 'client_train': np.arange(60) // 20}
+
+
 def test_notes_name_options_and_no_flags(capsys):
-  fedjax_ssl.fit('fedavg', 'digits', setting='own_data', model='linear',
-                 clients=2, rounds=1, local_steps=1, local_epochs=3,
-                 progress=False)
-  dataset, epochs = capsys.readouterr().err.splitlines()
+  fedjax_ssl.fit('fedavg', 'digits', setting='own_data', **SMALL,
+                 local_epochs=3, pictures=True, progress=False)
+  pictures, dataset, epochs = capsys.readouterr().err.splitlines()
+  assert pictures.startswith('Note: pictures=True does nothing: fedavg gener')
   assert dataset.startswith('Note: dataset=digits comes with')
   assert epochs.startswith('Note: local_epochs=3 does not say')
-  assert '--' not in dataset + epochs
+  assert not FLAG.search(pictures + dataset + epochs)
+
+
+def test_notes_of_a_program_name_flags(capsys):
+  with processes.marking('--'):
+    processes.note('does nothing.', imports='a.py', bounds=True)
+  processes.note('does nothing.', imports='a.py', bounds=True)
+  processes.note('It does nothing.')
+  assert capsys.readouterr().err == (
+      'Note: --import=a.py and --bounds does nothing.\n'
+      'Note: imports=a.py and bounds=True does nothing.\n'
+      'Note: It does nothing.\n')
+
+
+def unviewed(task):
+  """A method that makes no view of its rows."""
+  def loss_fn(model, given, batch, key):
+    rows = batch.labeled
+    (logits,), stats = network.forward(task, model, rows, key=key)
+    loss, _ = losses.cross_entropy(logits, rows.labels, rows.mask)
+    return loss, Aux(stats, {})
+  return averaging.averaging(task, loss_fn, streams='labeled')
+
+
+@pytest.mark.parametrize('method, options, words', [
+    ('dpsgd', {'bounds': True, 'max_update_norm': 1e-6},
+     ['(bounds=False)', 'beyond max_update_norm']),
+    (unviewed, {}, ['weak and strong do nothing'])])
+def test_what_a_run_says_names_options_and_no_flags(
+    capsys, method, options, words):
+  fedjax_ssl.fit(method, 'digits', **SMALL, **options)
+  said = capsys.readouterr().err
+  assert all(word in said for word in words)
+  assert not FLAG.search(said)
+
+
+@pytest.mark.parametrize('dataset, options, words', [
+    ('digits', {'clients': 20, 'alpha': .001}, 'raise alpha, or lower num_cl'),
+    ('digits', {'clients': 200}, 'or a lower min_size'),
+    ('digits', {'labels_per_class': None, 'labeled_fraction': 1.0},
+     'labels=all in its place, or min_size=0'),
+    (OWNED, {'alpha': .1}, 'or give partition=setting'),
+    (OWNED, {'clients': 5}, 'or give partition=setting')])
+def test_refusals_of_fit_name_options_and_no_flags(
+    capsys, dataset, options, words):
+  small = {k: v for k, v in SMALL.items() if k != 'clients' or (
+      dataset == 'digits')}
+  with pytest.raises(fedjax_ssl.config.FieldError) as error:
+    fedjax_ssl.fit('fedavg', dataset, **{**small, **options})
+  assert words in str(error.value)
+  assert not FLAG.search(str(error.value) + capsys.readouterr().err)

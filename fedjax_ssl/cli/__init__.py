@@ -138,6 +138,7 @@ def _is_script() -> bool:
 
 
 def _train(words: list[str]) -> int:
+  from fedjax_ssl.cli import arguments, exit_codes
   from fedjax_ssl.core.checks import FieldError
   from fedjax_ssl.running import settings
   if not words or words[0] in ('--help', '-h'):
@@ -146,8 +147,7 @@ def _train(words: list[str]) -> int:
         '', *(f'  {found.name:18} {found.about}'
               for found in settings.SETTINGS.values()),
         '', '`fedjax-ssl train SETTING --help` lists the flags.']))
-    return code or (0 if words else 2)
-  from fedjax_ssl.cli import arguments
+    return code or (0 if words else exit_codes.REFUSED)
   try:
     imports = settings.imported(words)
   except ValueError as error:
@@ -181,12 +181,13 @@ def _refuse(kind: str, name: str, known: Sequence[str] | object,
     how: what to do instead; default: to take the name that is near.
     more: the end of the line.
   """
+  from fedjax_ssl.cli import exit_codes
   from fedjax_ssl.core import checks
   names = [*known]  # type: ignore[misc]
   how = f' {how}' if how else checks.near(name, names)
   print(f'error: {name!r} is no {kind}.{how} '
         f'There are: {", ".join(names)}.{more}', file=sys.stderr)
-  return 2
+  return exit_codes.REFUSED
 
 
 def _say(text: str) -> int:

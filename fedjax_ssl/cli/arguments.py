@@ -10,7 +10,7 @@ import sys
 from typing import NoReturn
 
 from fedjax_ssl.cli import exit_codes
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import blame, checks
 from fedjax_ssl.core.checks import FieldError
 
 Main = Callable[[Sequence[str]], int]
@@ -34,7 +34,8 @@ class Parser(argparse.ArgumentParser):
   def error(self, message: str) -> NoReturn:
     """Ends the program with code 2; of an unknown flag it says the nearest."""
     more = self._meant(message) or ';'
-    self.exit(2, f'error: {message}{more} `{self.prog} --help` says more.\n')
+    self.exit(exit_codes.REFUSED, f'error: {message}{more} '
+              f'`{self.prog} --help` says more.\n')
 
   def check_out(self, out: pathlib.Path, ending: str = '') -> None:
     """Refuses a value of --out that cannot be written, before any work.
@@ -74,20 +75,22 @@ def refusing(main: Main) -> Main:
   def run(argv: Sequence[str]) -> int:
     try:
       return main(argv)
-    except (ValueError, OSError, MemoryError) as error:
+    except Exception as error:
+      if not (isinstance(error, ValueError | OSError | MemoryError)
+              or blame.is_full(error)):
+        raise
       return refuse(error)
   return run
 
 
-def refuse(error: ValueError | OSError | MemoryError) -> int:
+def refuse(error: Exception) -> int:
   """Prints an error in one line; returns the exit code."""
-  text = str(error)
+  text = blame.full_memory(error)
   if isinstance(error, FieldError):
     text = error.text('--')
   elif isinstance(error, OSError) and error.filename and error.strerror:
     text = f'{error.filename} cannot be used: {error.strerror}.'
-  print(f'error: {" ".join(text.split()) or type(error).__name__}',
-        file=sys.stderr)
+  print(f'error: {checks.one_line(error, text)}', file=sys.stderr)
   return exit_codes.of(error)
 
 

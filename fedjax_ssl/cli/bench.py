@@ -26,8 +26,9 @@ record them. Flags after `--` change every run; the page then says that it is
 not the bench, and later commands for this folder must have the same. `--status`
 takes them and --configurations from the folder where they are not given, and
 refuses a folder that is not there, unless rows are stored. Exit code 1: some
-run failed, and its row stands only where it has a result; 2: refused; 75: not
-now, as on a full disk; 130, 143 and 129: ended by SIGINT, SIGTERM and SIGHUP.
+run failed, and its row stands only where it has a result; 2: refused; 75: a
+fault that may pass, such as a full disk; 130, 143 and 129: ended by SIGINT,
+SIGTERM and SIGHUP.
 """
 from __future__ import annotations
 

@@ -2,12 +2,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
-import difflib
 import errno
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags
 
@@ -24,6 +23,11 @@ from fedjax_ssl.running import other_names
 
 # Faults of a name that no file can have.
 _OF_A_NAME = (errno.ELOOP, errno.ENAMETOOLONG)
+
+# absl's flags that the help names.
+_MORE = ('flagfile', 'verbosity')
+# How alike a word and the flag or knob that it may mean are at least.
+_NEAR = 0.84
 
 # What we say of a value that does not fit its flag, by what absl says.
 _PLAIN = {
@@ -69,17 +73,18 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
             and f'{name}/'.startswith(f'{value.rstrip("/")}/')]
     text = f'{max(near, default=(0, name))[1]} cannot be used: ' + (
         f'{error.strerror}.')
-  elif blame.is_full(error):
-    text = (f'The memory of a device is full ({text.splitlines()[0]}). '
-            '--seed_map=map takes less, and, in a new --workdir, fewer '
-            'clients at once (--client_map=map, or --client_map=vmap with a '
-            '--chunk_size), smaller batches or --compute_dtype=bfloat16.')
+  elif full := blame.full_memory(error):
+    text = full
+    if blame.is_full(error):
+      text += (' --seed_map=map takes less, and, in a new --workdir, fewer '
+               'clients at once (--client_map=map, or --client_map=vmap with '
+               'a --chunk_size), smaller batches or --compute_dtype=bfloat16.')
   if isinstance(error, flags.Error):  # JAX has notes of its own.
     text += ''.join(getattr(error, '__notes__', ()))
   place = imports.where(error)
   if place and place not in text:
     text += f' (at {place}; --verbosity=1 shows all)'
-  return ' '.join(text.split()) or type(error).__name__
+  return checks.one_line(error, text)
 
 
 def wrong_value(error: flags.IllegalFlagValueError) -> tuple[str, str]:
@@ -114,66 +119,80 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
             f'{word} is no flag; write --{knob}={blank[2]}')
   if ours := other_names.ours(knob):
     return f'{word} is no flag. {_did_you_mean(ours)}'
-  near = [name for names in re.findall(r'Did you mean: (.*) \?', str(error))
-          for name in names.split(', ') if _is_near(knob, name)]
-  meant = f'. Did you mean --{", --".join(near)}?' if near else ''
-  knob = other_names.knob(knob)
-  if near and _is_typo(knob):  # Said at once, without loading JAX.
-    return f'{word} is no flag{meant}'
-  if short := [name for name in config.OPTIONS
-               if knob == checks.initials(name)]:
-    return f'{word} is no flag. {_did_you_mean(short)}'
-  if said := _as_knob(word, knob, given):
+  # Said at once, without loading JAX.
+  if near := checks.nearest(knob, [*map(checks.flag, config.OPTIONS), *_MORE],
+                            _NEAR):
+    return f'{word} is no flag. {_did_you_mean(near)}'
+  if said := _as_knob(word, other_names.knob(knob), given):
     return said
-  if parts := [name for name in config.OPTIONS if knob in name.split('_')]:
-    meant = f'. {_did_you_mean(parts)}'
-  return f'{word} is no flag' + (meant or '; --help lists all.')
+  meant = [name for name in config.OPTIONS
+           if checks.nearest(knob, name.split('_'), _NEAR)]
+  return f'{word} is no flag' + (
+      f'. {_did_you_mean(meant)}' if meant else '; --help lists all.')
+
+
+class _Meant(NamedTuple):
+  """A knob that an unknown flag is, or resembles."""
+
+  field: str  # The flag with which one gives it.
+  name: str  # Of the method, model or the like that has it.
+  knob: str
+  given: Mapping[str, Any]  # Knobs that the name has been given.
+  says: str  # What a message says before `--field=...`.
+  ends: str  # And after it.
 
 
 def _as_knob(word: str, knob: str, given: Mapping[str, Any]) -> str:
-  """Returns the message for a flag that is a knob, or nearly one; else ''.
+  """Returns the message for a flag that is a knob, or nearly one; else ''."""
+  if not (found := _meant(knob, given)):
+    return ''
+  from fedjax_ssl import task
+  field, name, own, old, says, ends = found
+  value = _value(word, knobs.names(task.REGISTRIES[field][name])[own].default,
+                 knob.startswith('no') and not own.startswith('no'))
+  words = [f'{k}={registry.literal(v)}' for k, v in old.items() if k != own]
+  return (f'{word} is no flag{says} '
+          f'--{field}="{name}({", ".join([*words, f"{own}={value}"])})"{ends}')
 
-  --noNAME without a value may be of the knob NAME.
+
+def _meant(knob: str, given: Mapping[str, Any]) -> _Meant | None:
+  """Finds the knob that a name means; noNAME may mean the knob NAME.
+
+  Those of what is chosen come first, then those of other methods, then those
+  of what is chosen under a name that is nearly the same.
   """
   from fedjax_ssl import task
-  off = knob.startswith('no') and '=' not in word
-  asked = [knob, *([knob.removeprefix('no')] if off else [])]
-  def call(own: str, name: str, old: Mapping[str, Any],
-           builder: Callable[..., Any]) -> str:
-    value = _value(word, knobs.names(builder)[own].default,
-                   off and not own.startswith('no'))
-    words = [f'{k}={registry.literal(v)}' for k, v in old.items() if k != own]
-    return f'"{name}({", ".join([*words, f"{own}={value}"])})"'
-
-  chosen: dict[str, str] = {}  # The flag with which one gives a knob.
+  asked = [knob, *([knob.removeprefix('no')] if knob.startswith('no') else [])]
+  chosen: dict[str, tuple[str, str, str, Mapping[str, Any]]] = {}
   for field, known in task.REGISTRIES.items():
     with contextlib.suppress(ValueError):
       name, old = registry.parse(given[field] or '')
       for own in knobs.names(known[name]) if name in known else ():
-        chosen.setdefault(own, f'--{field}={call(own, name, old, known[name])}')
+        chosen.setdefault(own, (field, name, own, old))
   for own in asked:
     if own in chosen:
-      return f'{word} is no flag but a knob: give {chosen[own]}.'
-  known = task.REGISTRIES['method']
+      return _Meant(*chosen[own], ' but a knob: give', '.')
   for own in asked:
-    if owners := [name for name, build in known.items()
+    if owners := [name for name, build in task.REGISTRIES['method'].items()
                   if own in knobs.names(build)]:
-      first = call(own, owners[0], {}, known[owners[0]])
-      return (f'{word} is no flag but a knob of {", ".join(owners)}, and '
-              f'--method={given["method"]} has none; it is given as in '
-              f'--method={first}.')
+      return _Meant('method', owners[0], own, {}, (
+          f' but a knob of {", ".join(owners)}, and --method={given["method"]} '
+          'has none; it is given as in'), '.')
   for own in reversed(asked):
-    if typo := difflib.get_close_matches(own, chosen, 1, 0.8):
-      return f'{word} is no flag. Did you mean the knob {chosen[typo[0]]}?'
-  return ''
+    for near in checks.nearest(own, chosen, _NEAR):
+      return _Meant(*chosen[near], '. Did you mean the knob', '?')
+  return None
 
 
 def _value(word: str, default: Any, off: bool) -> str:
   """Returns the value that a word gives a knob, as Python writes it.
 
-  Without one it is what turns a switch on, or off; of other knobs '...'.
+  Without one it is what turns a switch on, or off; of other knobs '...', and
+  of a switch that is turned off and has a value, too.
   """
   value = word.partition('=')[2]
+  if value and off:
+    return '...'
   if not value:
     return str(not off) if isinstance(default, bool) else '...'
   with contextlib.suppress(ValueError, SyntaxError):
@@ -210,18 +229,3 @@ def _is(flag: str) -> re.Pattern[str]:
 
 def _did_you_mean(names: Sequence[str]) -> str:
   return f'Did you mean --{" or --".join(map(checks.flag, names))}?'
-
-
-def _is_near(word: str, flag: str) -> bool:
-  """Returns whether a word resembles a flag, or what it begins with.
-
-  For absl --foo is near to --coordinator_address, of which it looks at coo.
-  """
-  return any(difflib.SequenceMatcher(None, word, part).ratio() > 0.7
-             for part in (flag, flag[:len(word)]))
-
-
-def _is_typo(name: str) -> bool:
-  """Returns whether the name is probably a misspelt flag rather than a knob."""
-  return any(sorted(name) == sorted(flag) or difflib.SequenceMatcher(
-      None, name, flag).ratio() > 0.84 for flag in config.OPTIONS)

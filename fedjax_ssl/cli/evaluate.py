@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 import pathlib
 import re
-import sys
 
 from fedjax_ssl import cli
 from fedjax_ssl.cli import arguments, repeat
@@ -23,15 +22,13 @@ from fedjax_ssl.training import workdir as workdir_lib
 
 def main(argv: Sequence[str]) -> int:
   """Evaluates the run that the first word names; returns an exit code."""
-  if list(argv[:1]) in (['--help'], ['-h']):
-    printing.say(__doc__)
-    return 0
-  if not argv or argv[0].startswith('-'):
-    print("error: name a run's folder first.", file=sys.stderr)
-    return 2
-  folder = argv[0]
-  words = [f'--workdir={folder}', '--eval_only', *argv[1:]]
   try:
+    if list(argv[:1]) in (['--help'], ['-h']):
+      printing.say(__doc__)
+      return 0
+    if not argv or argv[0].startswith('-'):
+      raise ValueError("name a run's folder first.")
+    folder = argv[0]
     if any(re.match('--?num_rounds', word) for word in argv):
       raise ValueError('--num_rounds does nothing here: the newest checkpoint '
                        'is evaluated.')
@@ -42,8 +39,9 @@ def main(argv: Sequence[str]) -> int:
       [_, script] = repeat.program(config, pathlib.Path(folder))
       raise ValueError(f'--workdir={folder} is a run of {script}; evaluate it '
                        f'with that script and --eval_only.')
-  except (ValueError, OSError) as error:
+  except (ValueError, OSError, MemoryError) as error:
     return arguments.refuse(error)
   # `is_known` has imported the user's own code, if the setting is from there.
-  cli.run_setting(settings.SETTINGS[setting], words)
+  cli.run_setting(settings.SETTINGS[setting],
+                  [f'--workdir={folder}', '--eval_only', *argv[1:]])
   return 0  # It has ended the process before.

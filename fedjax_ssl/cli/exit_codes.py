@@ -25,7 +25,7 @@ def _may_pass(error: BaseException) -> bool:
   """Returns whether a fault of the system, which may pass, is behind an error.
 
   Such are a full disk, too little memory, of a device as well, or a folder that
-  another process holds.
+  another process holds. What `raise ... from None` hides is not behind it.
   """
   behind: BaseException | None = error
   while behind is not None:
@@ -33,5 +33,6 @@ def _may_pass(error: BaseException) -> bool:
         isinstance(behind, MemoryError)) or (
         isinstance(behind, OSError) and behind.errno in _PASSING):
       return True
-    behind = behind.__cause__ or behind.__context__
+    behind = (behind.__cause__ if behind.__suppress_context__
+              else behind.__context__)
   return False

@@ -41,7 +41,7 @@ def _config_of(path: pathlib.Path) -> dict[str, Any]:
         raise ValueError(f'{path} holds a table of runs, and not the flags of '
                          'one, as its config.json does.') from None
       raise ValueError(str(error).replace(
-          str(pathlib.Path(folder) / run_files.CONFIG), str(path))) from None
+          str(pathlib.Path(folder) / run_files.CONFIG), str(path))) from error
 
 
 def _is_table(path: pathlib.Path) -> bool:

@@ -291,7 +291,7 @@ def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
   devices.join(told)
   environment.keep_programs()
   environment.devices()  # Starts JAX, or says why not.
-  with devices.ending(told.distributed):
+  with devices.ending(told.distributed), processes.marking('--'):
     processes.together(lambda: devices.devices(told.num_devices))
     for place in told.imports:
       registry.import_place(place)

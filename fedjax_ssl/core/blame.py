@@ -23,6 +23,15 @@ def is_full(error: BaseException) -> bool:
           and 'memory' in text.lower())
 
 
+def full_memory(error: BaseException) -> str:
+  """Returns a sentence on a memory that is full; '' for other errors."""
+  if not isinstance(error, MemoryError) and not is_full(error):
+    return ''
+  where = '' if isinstance(error, MemoryError) else ' of a device'
+  said = checks.lines(error)[0]
+  return f'The memory{where} is full{f" ({said})" if said else ""}.'
+
+
 @contextlib.contextmanager
 def one_line(own: bool) -> Iterator[None]:
   """Turns whatever a block of a user's code raises into ValueErrors.

@@ -48,14 +48,18 @@ class FieldError(ValueError):
     """Returns one sentence, with a mark such as `--` before each field."""
     cause = self.__cause__
     reason = cause.text(mark) if isinstance(cause, FieldError) else self.reason
-    given = ' and '.join(
-        f'{mark}{flag(name) if mark else name}'
-        + ('' if value is True and mark else f'={_shown(value)}')
-        for name, value in self._fields.items())
-    return f'{given}: {reason}'
+    return f'{given(self._fields, mark)}: {reason}'
 
   def __str__(self) -> str:
     return self.text()
+
+
+def given(fields: Mapping[str, Any], mark: str = '') -> str:
+  """Returns fields with their values, with a mark before each, if any."""
+  return ' and '.join(
+      f'{mark}{flag(name) if mark else name}'
+      + ('' if value is True and mark else f'={_shown(value)}')
+      for name, value in fields.items())
 
 
 def _shown(value: Any) -> str:
@@ -65,9 +69,14 @@ def _shown(value: Any) -> str:
   return f'{text[:_WIDTH - 3]}...' if is_long else text
 
 
-def one_line(error: BaseException) -> str:
-  """Returns an error's text on one line, or its type's name if it has none."""
-  return ' '.join(str(error).split()) or type(error).__name__
+def one_line(error: BaseException, text: str = '') -> str:
+  """Returns an error's text on one line, or its type's name if it has none.
+
+  Args:
+    error: what was raised.
+    text: what is said in place of the error's own text, unless empty.
+  """
+  return ' '.join((text or str(error)).split()) or type(error).__name__
 
 
 def lines(error: BaseException) -> list[str]:
@@ -138,14 +147,21 @@ def near(name: str, allowed: Iterable[str]) -> str:
   return ''.join(f' Did you mean {full!r}?' for full in nearest(name, allowed))
 
 
-def nearest(name: str, allowed: Iterable[str]) -> list[str]:
+def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.6
+            ) -> list[str]:
   """Returns a list of the nearest allowed name, or else of nothing.
 
-  It may be written by its initials, too.
+  It may be written by its initials, or with letters in another order, too.
+
+  Args:
+    name: what was given.
+    allowed: the names.
+    cutoff: how alike the two are at least, 0 to 1, by `difflib`.
   """
   allowed = [*allowed]
-  return difflib.get_close_matches(name, allowed, n=1) or [
-      full for full in allowed if name == initials(full)][:1]
+  return difflib.get_close_matches(name, allowed, 1, cutoff) or [
+      full for full in allowed
+      if name == initials(full) or sorted(name) == sorted(full)][:1]
 
 
 def whole_numbers(values: Iterable[Any]) -> tuple[int, ...] | None:

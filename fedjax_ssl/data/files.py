@@ -34,7 +34,7 @@ def check_regular(path: str | os.PathLike[str]) -> None:
     mode = os.stat(path).st_mode
   except (OSError, ValueError) as error:
     reason = getattr(error, 'strerror', None) or error
-    raise DataError(f'cannot be read ({reason})') from None
+    raise DataError(f'cannot be read ({reason})') from error
   if not stat.S_ISREG(mode):
     kind = next((words for test, words in _KINDS if test(mode)), 'none')
     raise DataError(f'must be a file, and is {kind}')
@@ -42,7 +42,7 @@ def check_regular(path: str | os.PathLike[str]) -> None:
     with open(path, 'rb'):
       pass
   except OSError as error:
-    raise DataError(f'cannot be read ({error.strerror})') from None
+    raise DataError(f'cannot be read ({error.strerror})') from error
 
 
 def read_arrays(path: str | os.PathLike[str],
@@ -104,7 +104,9 @@ def _saying_why() -> Iterator[None]:
   # of syntax, tokens, recursion, memory, types, compression.
   except Exception as error:
     reason = checks.one_line(error)[:200]
-    raise DataError(f'cannot be read ({reason})') from None
+    # A fault of the system may pass; that of a file stays.
+    raise DataError(f'cannot be read ({reason})') from (
+        error if isinstance(error, OSError) else None)
 
 
 @contextlib.contextmanager

@@ -90,6 +90,6 @@ def _clients(options: Config, given: Collection[str], dataset: data.Dataset
   if 'num_clients' in given and options.num_clients != number:
     raise config.FieldError(
         'num_clients', options.num_clients, f'the data name {number} clients; '
-        'leave it out, or give --partition=setting to have the rows dealt.',
+        'leave it out, or give partition=setting to have the rows dealt.',
         dataset=options.dataset)
   return {'partition': 'natural', 'num_clients': number}

@@ -201,8 +201,8 @@ def two_pools(labeled_scheme: str, unlabeled_scheme: str) -> Deal:
     least = _least(options, labels, others)
     if least and unlabeled_scheme == 'dirichlet_capped' and not others.any():
       raise FieldError(*_how_many(options), 'leaves no row without a label to '
-                       'deal; give less, or --labels=all in its place, or '
-                       '--min_size=0.')
+                       'deal; give less, or labels=all in its place, or '
+                       'min_size=0.')
     return owner, _dealt(unlabeled_scheme, rng, labels, others, least, options)
   return deal
 
@@ -255,15 +255,15 @@ def _dealt(scheme: str, rng: np.random.Generator, labels: np.ndarray,
     raise FieldError(
         'num_clients', options.num_clients, f'too many for {rows} rows to '
         f'deal, at least {least} each: give {rows // least} or less, or a '
-        'lower --min_size.')
+        'lower min_size.')
   try:
     return partition(rng, labels, options.num_clients, where=where,
                      alpha=options.alpha, min_size=least)
   except ValueError as error:
     raise FieldError(
         'alpha', options.alpha, 'no draw gave each of the '
-        f'{options.num_clients} clients {least} of {rows} rows; raise --alpha, '
-        'or lower --num_clients or --min_size.') from error
+        f'{options.num_clients} clients {least} of {rows} rows; raise alpha, '
+        'or lower num_clients or min_size.') from error
 
 
 def _capped(rng: np.random.Generator, labels: np.ndarray, pool: np.ndarray,

@@ -288,7 +288,7 @@ class _Recorder:
       self._warned = True
       print(f'{self._job.name}: {self._left_out} updates or means of them left '
             f'out from round {self._since + 1} to {row.round}: NaN, infinite, '
-            'beyond --max_update_norm, or of a negative weight.',
+            'beyond max_update_norm, or of a negative weight.',
             file=self.stream)
     self._accuracies.append(float(row.values['accuracy']))
     if row.seed == self._job.seeds[-1]:

@@ -71,7 +71,7 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
         lambda: _new_workdir(setting.name)))
   workdir = pathlib.Path(options.workdir or '')
   jobs = prepared(setting, options, origin,
-                  lambda options: _dealt(setting, options, given), mark='--')
+                  lambda options: _dealt(setting, options, given))
   if options.eval_only:
     for job in jobs:
       execution.evaluate(job)
@@ -99,8 +99,7 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
 
 
 def prepared(setting: Setting, options: Config, origin: Mapping[str, Any],
-             dealt: Callable[[Config], Dealt], mark: str = ''
-             ) -> list[job_lib.Job]:
+             dealt: Callable[[Config], Dealt]) -> list[job_lib.Job]:
   """Builds and checks the jobs of a run and its bounds; no folder is touched.
 
   Args:
@@ -108,7 +107,6 @@ def prepared(setting: Setting, options: Config, origin: Mapping[str, Any],
     options: what else is asked for, with a workdir.
     origin: what started the run, to be stored.
     dealt: gives the data, the options as they decide them, each seed's deal.
-    mark: what stands before options in notes, see `FieldError.text`.
   """
   workdir = pathlib.Path(options.workdir or '')
   if options.partition != 'natural':  # Else the data are asked first.
@@ -127,11 +125,11 @@ def prepared(setting: Setting, options: Config, origin: Mapping[str, Any],
       lambda: [one.folder for one in plan
                if run_files.holds_run(one.folder)])
   jobs = processes.together(
-      lambda: build(dataset, deals, options, plan, origin, begun, mark))
+      lambda: build(dataset, deals, options, plan, origin, begun))
   # Once more: the data may name the clients.
   processes.once(lambda: check_read(setting, jobs[0].options))
-  note_unread(setting, jobs[0].options, dataset, mark)
-  _note_absent(jobs[0], mark)
+  note_unread(setting, jobs[0].options, dataset)
+  _note_absent(jobs[0])
   jobs = [stored_texts.begun(job) for job in jobs]
   for job in jobs:
     processes.check_same(
@@ -169,12 +167,12 @@ def check_read(setting: Setting, options: Config) -> None:
     raise FieldError(
         name, getattr(options, name),
         f'the data name the clients; leave it out or at {default}, or give '
-        '--partition=setting to have the rows dealt.' if natural else
+        'partition=setting to have the rows dealt.' if natural else
         f'only {_readers(name)} read it; leave it out or at {default}.')
 
 
-def note_unread(setting: Setting, options: Config, dataset: data.Dataset,
-                mark: str) -> None:
+def note_unread(setting: Setting, options: Config, dataset: data.Dataset
+                ) -> None:
   """Says which options a new run does not read because of other ones.
 
   Unlike those of `check_read` they may stand in a flagfile of other runs.
@@ -183,7 +181,6 @@ def note_unread(setting: Setting, options: Config, dataset: data.Dataset,
     setting: how rows are dealt.
     options: what is asked for.
     dataset: the examples.
-    mark: what stands before options, see `FieldError.text`.
   """
   if not processes.is_first() or run_files.holds_run(
       options.workdir):
@@ -191,32 +188,29 @@ def note_unread(setting: Setting, options: Config, dataset: data.Dataset,
   given = _given(setting, options)
   if setting.any_data and options.dataset == setting.defaults['dataset']:
     processes.note(
-        f'{mark}dataset={options.dataset} comes with the library; '
-        f'{mark}dataset=NAME and {mark}data_dir=DIR train on your own data.')
+        'comes with the library; dataset=NAME and data_dir=DIR train on your '
+        'own data.', dataset=options.dataset)
   if given & {'num_labeled_clients'} and options.labels_at == 'server' and (
       dealing.rule_of(setting.deal) == 'pool'):
-    processes.note(
-        f'{mark}num_labeled_clients={options.num_labeled_clients} does '
-        'nothing: the server has all labels.')
+    processes.note('does nothing: the server has all labels.',
+                   num_labeled_clients=options.num_labeled_clients)
   if options.local_steps and given & {'local_epochs'}:
     processes.note(
-        f'{mark}local_epochs={options.local_epochs} does not say how long '
-        f'clients train: each takes {mark}local_steps={options.local_steps}. '
-        'With 0 it is by epochs.')
+        'does not say how long clients train: each takes local_steps='
+        f'{options.local_steps}. With 0 it is by epochs.',
+        local_epochs=options.local_epochs)
   if options.partition_file:
     for name in sorted(given & {'min_size', 'partition_seed',
                                 'validation_fraction', *dealing.SKEWS}):
-      processes.note(
-          f'{mark}{name}={getattr(options, name)} does nothing: '
-          f'{mark}partition_file says whose row is whose.')
+      processes.note('does nothing: partition_file says whose row is whose.',
+                     **{name: getattr(options, name)})
   elif dataset.validation is not None and given & {'validation_fraction'} and (
       options.validation_fraction):
-    processes.note(
-        f'{mark}validation_fraction={options.validation_fraction} does '
-        'nothing: the data have a validation part.')
+    processes.note('does nothing: the data have a validation part.',
+                   validation_fraction=options.validation_fraction)
 
 
-def _note_absent(job: job_lib.Job, mark: str) -> None:
+def _note_absent(job: job_lib.Job) -> None:
   """Says that the partition file of a new run has no row of the last clients.
 
   Where the server has all rows of a file it says nothing.
@@ -230,9 +224,8 @@ def _note_absent(job: job_lib.Job, mark: str) -> None:
   if 0 < count < total:
     who = (f'client {count}' if count + 1 == total else
            f'the clients {count} to {total - 1}')
-    processes.note(
-        f'{mark}partition_file={file} has no row of {who}; give '
-        f'{mark}num_clients={count} if there are no more.')
+    processes.note(f'has no row of {who}; give num_clients={count} if there '
+                   'are no more.', partition_file=file)
 
 
 def _given(setting: Setting, options: Config) -> set[str]:
@@ -303,7 +296,7 @@ def decided(setting: Setting, options: Config, given: Collection[str],
 
 def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
           options: Config, plan: Sequence[Planned],
-          origin: Mapping[str, Any], begun: Collection[str], mark: str
+          origin: Mapping[str, Any], begun: Collection[str]
           ) -> list[job_lib.Job]:
   """Builds the jobs of a run and its bounds; see `wanted`.
 
@@ -328,9 +321,8 @@ def build(dataset: data.Dataset, deals: Mapping[int, data.Partition],
           seeds=tuple(deals)), origin, has_begun=one.folder in begun)
           for one in plan]
   if options.pictures and all(job.method.pictures is None for job in jobs):
-    processes.note(
-        f'{mark}pictures: {jobs[0].name} generates nothing to draw; fedssl '
-        'does.')
+    processes.note(f'does nothing: {jobs[0].name} generates nothing to draw; '
+                   'fedssl does.', pictures=options.pictures)
   return jobs
 
 

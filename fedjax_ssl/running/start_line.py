@@ -322,7 +322,7 @@ def _open_bounds(job: Job) -> str:
   noisy = study.noisy_networks(job.spec.method)
   if not job.options.bounds or noisy in (None, 'generator'):
     return ''
-  return 'its bounds learn from the same labels without noise (--nobounds)'
+  return 'its bounds learn from the same labels without noise (bounds=False)'
 
 
 def _own_knobs(job: Job) -> str:
@@ -344,7 +344,7 @@ def _viewless(job: Job) -> str:
   if job.views or {job.spec.weak, job.spec.labeled_view or 'none',
                    job.spec.strong} == {'none'}:
     return ''
-  return ('it makes no views of its rows, so --weak and --strong do nothing; '
+  return ('it makes no views of its rows, so weak and strong do nothing; '
           'methods.parts.network.views makes them')
 
 

@@ -54,7 +54,8 @@ def read(path: str | os.PathLike[str]
     about = json.loads(str(arrays.pop('about')))
     about['round'] = int(about['round'])
   except OSError as error:
-    raise ValueError(f'{os.fspath(path)}: {error.strerror or error}.') from None
+    raise ValueError(f'{os.fspath(path)}: {error.strerror or error}.'
+                     ) from error
   except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile):
     raise ValueError(f'{os.fspath(path)} holds no model that Run.save wrote.'
                      ) from None

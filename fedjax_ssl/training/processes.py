@@ -9,7 +9,9 @@ and errors keep their types.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import contextvars
 import json
 import sys
 from typing import Any, TypeVar
@@ -50,10 +52,29 @@ def is_first() -> bool:
   return index() == 0
 
 
-def note(text: str) -> None:
-  """Says something that changes nothing, once for all processes."""
+_MARK = contextvars.ContextVar('mark', default='')
+
+
+@contextlib.contextmanager
+def marking(mark: str) -> Iterator[None]:
+  """Makes `note` put a mark such as `--` before each option."""
+  token = _MARK.set(mark)
+  try:
+    yield
+  finally:
+    _MARK.reset(token)
+
+
+def note(text: str, **options: Any) -> None:
+  """Says something that changes nothing, once for all processes.
+
+  Args:
+    text: what is said.
+    **options: values of options that it is about; they come before it.
+  """
   if is_first():
-    print(f'Note: {text}', file=sys.stderr)
+    words = [checks.given(options, _MARK.get())] if options else []
+    print('Note:', *words, text, file=sys.stderr)
 
 
 def gather(numbers: Sequence[int]) -> np.ndarray:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import pathlib
@@ -12,11 +13,16 @@ import signal
 import subprocess
 import sys
 
+from absl.testing import flagsaver
+import jax
 import pytest
 
-from fedjax_ssl import cli, config, methods
+from fedjax_ssl import cli, config, data, methods
 from fedjax_ssl.cli import exit_codes
+from fedjax_ssl.data import datasets
+from fedjax_ssl.data.datasets import table
 from fedjax_ssl.running import settings
+from fedjax_ssl.training import model_file
 from tests.cli import launcher
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
@@ -109,37 +115,117 @@ def test_help_is_printed(words, capsys):
 
 def test_an_output_that_is_full_is_named(monkeypatch, capsys):
   monkeypatch.setattr(sys, 'stdout', launcher.Full())
-  for words in (['--version'], ['train'], ['list', 'streams']):
+  for words in (['--version'], ['train'], ['list', 'streams'],
+                ['evaluate', '--help']):
     assert cli.main(words) == exit_codes.MAY_PASS
     assert capsys.readouterr().err == (
         'error: <full> cannot be used: No space left on device.\n')
 
 
-@pytest.mark.parametrize('words, place', [
-    (['results', 'run'], 'fedjax_ssl.cli.places.runs_in'),
-    (['report', 'run', '--out=page'], 'fedjax_ssl.cli.places.runs_in'),
-    (['tables', '--list'], 'fedjax_ssl.papers.cells.tables'),
-    (['sweep', '--out=runs', '--status', '--', 'setting: digits_dirdir'],
-     'fedjax_ssl.cli.sweep.study.recognised')])
+# By command what it is given, and a function of its work.
+WORK = {
+    'train': (['digits_dirdir'], 'fedjax_ssl.cli.train.options'),
+    'evaluate': (['run'], 'fedjax_ssl.training.workdir.read_config'),
+    'predict': (['run', 'x.png'], 'fedjax_ssl.finished.load'),
+    'repeat': (['run'], 'fedjax_ssl.training.workdir.read_config'),
+    'sweep': (['--out=runs', '--status', '--', 'setting: digits_dirdir'],
+              'fedjax_ssl.cli.sweep.study.recognised'),
+    'bench': (['clients', '--out=runs', '--status'],
+              'fedjax_ssl.bench.plan.beds'),
+    'report': (['run', '--out=page'], 'fedjax_ssl.cli.places.runs_in'),
+    'results': (['run'], 'fedjax_ssl.cli.places.runs_in'),
+    'tables': (['--list'], 'fedjax_ssl.papers.cells.tables'),
+    'list': ([], 'fedjax_ssl.cli.catalog.catalog'),
+    'resize-images': (['--images=images', '--size=8', '--out=new'],
+                      'fedjax_ssl.cli.resize_images.resize'),
+    'embed-texts': (['--texts=t.csv', '--bert=bert', '--out=new.npz'],
+                    'fedjax_ssl.data.datasets.text.read_rows')}
+
+
+def fails(monkeypatch, place: str, error: Exception) -> None:
+  def fail(*unused, **unnamed):
+    raise error
+  monkeypatch.setattr(place, fail)
+
+
+@pytest.mark.parametrize('command', cli._COMMANDS)
 def test_a_fault_that_may_pass_has_its_code_in_each_command(
-    monkeypatch, capsys, words, place):
+    monkeypatch, capsys, tmp_path, command):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'images').mkdir()
+  words, place = WORK[command]
   for error, code in (
-      (OSError(errno.EIO, os.strerror(errno.EIO), 'file'), exit_codes.MAY_PASS),
-      (OSError(errno.EACCES, os.strerror(errno.EACCES), 'file'),
+      (OSError(errno.EIO, os.strerror(errno.EIO), '/file'),
+       exit_codes.MAY_PASS),
+      (MemoryError(), exit_codes.MAY_PASS),
+      (OSError(errno.EACCES, os.strerror(errno.EACCES), '/file'),
        exit_codes.REFUSED)):
-    def fail(*unused, error=error):
-      raise error
-    monkeypatch.setattr(place, fail)
-    assert cli.main(words) == code
+    with monkeypatch.context() as patch, flagsaver.flagsaver():
+      importlib.import_module(place.rpartition('.')[0])
+      fails(patch, place, error)
+      with pytest.raises(SystemExit) as ended:  # Some end their process.
+        sys.exit(cli.main([command, *words]))
+    assert ended.value.code == code
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_memory_that_is_full_is_one_line(monkeypatch, capsys):
-  def fail(*unused):
-    raise MemoryError
-  monkeypatch.setattr('fedjax_ssl.cli.places.runs_in', fail)
+FULL = 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.'
+
+
+@pytest.mark.parametrize('error, said', [
+    (MemoryError(), 'The memory is full.'),
+    (MemoryError('no 9 bytes'), 'The memory is full (no 9 bytes).'),
+    (jax.errors.JaxRuntimeError(f'{FULL}\nMore.'),
+     f'The memory of a device is full ({FULL}).')])
+def test_a_memory_that_is_full_is_one_line(monkeypatch, capsys, error, said):
+  fails(monkeypatch, 'fedjax_ssl.cli.places.runs_in', error)
   assert cli.main(['results', 'run']) == exit_codes.MAY_PASS
-  assert capsys.readouterr().err == 'error: MemoryError\n'
+  assert capsys.readouterr().err == f'error: {said}\n'
+
+
+def test_a_fault_of_the_program_shows_where_it_is(monkeypatch):
+  fails(monkeypatch, 'fedjax_ssl.cli.places.runs_in', RuntimeError('ours'))
+  with pytest.raises(RuntimeError, match='ours'):
+    cli.main(['results', 'run'])
+
+
+def _raised(behind: Exception, hidden: bool) -> ValueError:
+  try:
+    try:
+      raise behind
+    except OSError:
+      if hidden:
+        raise ValueError('refused') from None
+      raise ValueError('refused')  # noqa: B904
+  except ValueError as error:
+    return error
+
+
+def test_a_fault_behind_an_error_decides_unless_it_is_hidden():
+  fault = OSError(errno.EIO, 'a fault')
+  assert exit_codes.of(_raised(fault, hidden=False)) == exit_codes.MAY_PASS
+  assert exit_codes.of(_raised(fault, hidden=True)) == exit_codes.REFUSED
+
+
+def _lines(path: pathlib.Path) -> None:
+  with table.named(path):
+    table.lines(path)
+
+
+@pytest.mark.parametrize('read', [
+    datasets.files.read_npz, _lines, model_file.read,
+    lambda path: data.load_partition(path, 9, 2)])
+def test_a_file_that_cannot_be_read_now_may_be_read_later(
+    monkeypatch, tmp_path, read):
+  path = tmp_path / 'x.npz'
+  path.touch()
+  for number, code in ((errno.EIO, exit_codes.MAY_PASS),
+                       (errno.EACCES, exit_codes.REFUSED)):
+    with monkeypatch.context() as patch:
+      fails(patch, 'builtins.open', OSError(number, os.strerror(number)))
+      with pytest.raises(ValueError) as refused:
+        read(path)
+    assert exit_codes.of(refused.value) == code
 
 
 @pytest.mark.parametrize('name', settings.SETTINGS)

@@ -26,6 +26,16 @@ def test_a_full_device_is_one_line(capsys):
   assert named and all(word[2:] in config.OPTIONS for word in named)
 
 
+@pytest.mark.parametrize('error, said', [
+    (MemoryError(), 'The memory is full.'),
+    (MemoryError('no 9 bytes'), 'The memory is full (no 9 bytes).')])
+def test_a_full_memory_is_one_line(capsys, error, said):
+  with pytest.raises(SystemExit) as ended:
+    train._report_errors(_raise, error)
+  assert ended.value.code == 75
+  assert capsys.readouterr().err == f'error: {said}\n'
+
+
 @pytest.mark.parametrize('error', [
     jax.errors.JaxRuntimeError('INTERNAL: a fault'),
     jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Received message larger '

@@ -62,6 +62,9 @@ LINES = {
                           ['"fixmatch(keep_local=True)"']),
     'switch_typo': (['--method=fixmatch', '--nokeep_locl'],
                     ['mean the knob --method="fixmatch(keep_local=False)"?']),
+    'switch_off_with_value': (
+        ['--method=fixmatch', '--nokeep_local=False'],
+        ['knob: give --method="fixmatch(keep_local=...)".']),
     'number_off': (['--method=fixmatch', '--nothreshold'],
                    ['knob: give --method="fixmatch(threshold=...)".']),
     'number_off_typo': (['--method=fixmatch', '--notreshold'],
@@ -70,7 +73,15 @@ LINES = {
         'knob of dpsgd, fedssl', '--method="dpsgd(noise_multiplier=...)"']),
     'no_flag': (['--xyzzy'], ['--xyzzy is no flag', '--help']),
     'no_flag_of_three_letters': (['--foo'], ['--foo is no flag; --help']),
-    'beginning_of_a_flag': (['--learnign=1'], ['mean --learning_rate?']),
+    'part_of_a_flag_typo': (['--learnign=1'], [
+        'mean --learning_rate or --server_learning_rate?']),
+    'parts_of_flags_typo': (['--clientz=3'], [
+        'mean --num_clients or --num_labeled_clients or --']),
+    'short_for_parts': (['--lrate=1'], ['mean --learning_rate or --server_l']),
+    'no_flag_is_near': (['--rnds=3'], ['--rnds=3 is no flag; --help lists']),
+    'no_flag_is_near_two_words': (['--batchsize=3'], [
+        '--batchsize=3 is no flag; --help lists']),
+    'flagfile_typo': (['--flagfil=x'], ['mean --flagfile?']),
     'profile_name': (['--method=rscfed', '--profile=papr'],
                      ['--method=rscfed --profile=papr', 'official_isic']),
     'profile_empty': (['--profile='], ['--profile= and', 'fedmatch']),
@@ -126,7 +137,7 @@ LINES = {
     'attack_for_nothing': (['--method=local', '--attack=noise'],
                            ['--method=local: ', 'leave attack out']),
     'alpha': (['--alpha=0.001'],
-              ['--alpha=0.001: no draw', '20 clients', 'raise --alpha']),
+              ['--alpha=0.001: no draw', '20 clients', 'raise alpha']),
     'seeds_empty': (['--seeds='], ['--seeds=: must be different whole']),
     'flagfile_empty': (['--flagfile='], ['--flagfile= is empty; name a file']),
     'flagfile_in_one_word': (['--flagfile a.flags'],
@@ -354,8 +365,8 @@ def test_alpha_is_refused_where_the_data_name_the_clients(refuse, tmp_path):
   own = (f'--data_dir={tmp_path}', '--dataset=pets', '--alpha=0.1')
   line = refuse(*own, setting=settings.SETTINGS['own_data'])
   assert line == ('error: --alpha=0.1: the data name the clients; leave it '
-                  'out or at 0.3, or give --partition=setting to have the '
-                  'rows dealt.')
+                  'out or at 0.3, or give partition=setting to have the rows '
+                  'dealt.')
 
 
 def test_alpha_and_dirichlet_go_on_in_settings_that_read_it_and_in_stored_runs(

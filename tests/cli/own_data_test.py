@@ -198,10 +198,10 @@ def test_the_least_rows_of_a_client(name, change):
   least = np.bincount(np.maximum(*owners(min_size=25)), minlength=8).min()
   assert least >= 25 or np.bincount(
       unlabeled[unlabeled >= 0], minlength=8).min() >= 25
-  with pytest.raises(config.FieldError, match='--min_size') as caught:
+  with pytest.raises(config.FieldError, match='min_size') as caught:
     owners(min_size=51)
   assert caught.value.field == 'num_clients'
-  with pytest.raises(config.FieldError, match='--min_size') as caught:
+  with pytest.raises(config.FieldError, match='min_size') as caught:
     owners(num_clients=100)
   assert 'num_clients=100: too many for' in str(caught.value)
 
@@ -249,15 +249,15 @@ def test_what_a_file_of_rows_makes_idle_is_noted(change, tmp_path, capsys):
   asked = config.resolve({**settings.defaults_of('digits_dirdir'),
                           'partition_file': 'p.npz', **change})
   runs.check_read(setting, asked)
-  runs.note_unread(setting, asked, toy(), '--')
+  runs.note_unread(setting, asked, toy())
   (name, value), = change.items()
   assert capsys.readouterr().err == (
-      f'Note: --{name}={value} does nothing: --partition_file says whose row '
-      'is whose.\n')
+      f'Note: {name}={value} does nothing: partition_file says whose row is '
+      'whose.\n')
   # A run that has begun was told so.
   (tmp_path / 'config.json').touch()
   runs.note_unread(setting, dataclasses.replace(asked, workdir=str(tmp_path)),
-                   toy(), '--')
+                   toy())
   assert not capsys.readouterr().err
 
 
@@ -269,9 +269,9 @@ def test_holders_of_labels_that_the_server_has_are_noted(
   setting = settings.SETTINGS[name]
   runs.note_unread(setting, config.resolve({
       **settings.defaults_of(name), 'labels_at': 'server',
-      'num_labeled_clients': holders}), toy(), '--')
+      'num_labeled_clients': holders}), toy())
   said = capsys.readouterr().err
-  assert (f'--num_labeled_clients={holders} does nothing: the server has all '
+  assert (f'num_labeled_clients={holders} does nothing: the server has all '
           'labels.' in said) == says
 
 
@@ -281,9 +281,9 @@ def test_epochs_beside_steps_are_noted(steps, capsys):
   for epochs, says in ((1, False), (3, bool(steps))):
     runs.note_unread(setting, config.resolve({
         **settings.defaults_of('digits_dirdir'), 'local_steps': steps,
-        'local_epochs': epochs}), toy(), '--')
-    assert (f'--local_epochs={epochs} does not say how long clients train: '
-            f'each takes --local_steps={steps}.'
+        'local_epochs': epochs}), toy())
+    assert (f'local_epochs={epochs} does not say how long clients train: '
+            f'each takes local_steps={steps}.'
             in capsys.readouterr().err) == says
 
 
@@ -294,9 +294,9 @@ def test_rows_are_held_out_once(fraction, says, capsys):
   setting = settings.SETTINGS['cifar_dirdir']
   held = toy()._replace(validation=toy().test)
   asked = auto(validation_fraction=fraction)
-  runs.note_unread(setting, asked, held, '--')
+  runs.note_unread(setting, asked, held)
   assert ('the data have a validation part' in capsys.readouterr().err) == says
-  runs.note_unread(setting, asked, toy(), '--')
+  runs.note_unread(setting, asked, toy())
   assert not capsys.readouterr().err
 
 

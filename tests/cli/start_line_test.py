@@ -306,7 +306,7 @@ def test_bounds_beside_private_labels_are_said(method, bounds, said):
   one = stub(
       spec=stub(method=method),
       options=stub(bounds=bounds))
-  assert ('--nobounds' in start_line._open_bounds(one)) == said
+  assert ('bounds=False' in start_line._open_bounds(one)) == said
 
 
 @pytest.mark.parametrize('method, told', [

@@ -19,8 +19,8 @@ folders that belong to no cell are named at the start and by `--status`; and a
 cell whose folder has a run that cannot go on with its flags is refused.
 
 Exit code 1: some cell failed; 2: the grid is wrong, a run would refuse its
-flags, or the folder cannot be used; 75: not now, as on a full disk; 130, 143
-and 129: ended by SIGINT, SIGTERM and SIGHUP.
+flags, or the folder cannot be used; 75: a fault that may pass, such as a full
+disk; 130, 143 and 129: ended by SIGINT, SIGTERM and SIGHUP.
 """
 from __future__ import annotations
 
@@ -166,6 +166,7 @@ def _check(python: str, out: pathlib.Path, cells: Sequence[grid.Cell],
   study.check(out, left)
 
 
+@arguments.refusing
 def main(argv: Sequence[str]) -> int:
   """Runs the sweep; returns the exit code."""
   if isinstance(sys.stdout, io.TextIOWrapper):  # Names may have any letters.
@@ -209,8 +210,6 @@ def _prepared(args: argparse.Namespace) -> slots.Sweep | int:
         printing.say(shlex.join(cells_lib.command(args.python, out, cell)))
       return 0
     (out / '.sweep').mkdir(parents=True, exist_ok=True)
-  except grid.GridError as error:
-    return arguments.refuse(error)
   except OSError as error:
     print(f'error: --out={out} cannot be used: {error.strerror}.',
           file=sys.stderr)

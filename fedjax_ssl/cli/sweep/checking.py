@@ -47,7 +47,8 @@ def check(python: str, out: pathlib.Path, cells: Sequence[grid.Cell],
     env: variables of the runs.
 
   Raises:
-    grid.GridError: for the first such cell.
+    grid.GridError: for the first such cell. A fault that may pass refuses none:
+      the run meets it, or not.
   """
   known: dict[tuple[str, ...], str] = {}
   trains = functools.cache(cells_lib.is_experiment)
@@ -79,7 +80,10 @@ def check(python: str, out: pathlib.Path, cells: Sequence[grid.Cell],
 
 
 def main() -> int:
-  """Checks the cells that the input lists; returns 2 if one is refused."""
+  """Checks the cells that the input lists; returns the exit code.
+
+  One that a fault which may pass ends has refused no cell.
+  """
   child.end_with_parent()
   # By code of the user's own, after those without any.
   groups: dict[frozenset[str], list[list[Any]]] = {frozenset(): []}
@@ -111,7 +115,7 @@ def _refusing(shown: str) -> Iterator[None]:
     from fedjax_ssl.cli import train
     print(f'error: {shown}: {errors.line(error, train.values())}',
           file=sys.stderr)
-    sys.exit(exit_codes.REFUSED)
+    sys.exit(exit_codes.of(error))
 
 
 def _own_code(setting: str, words: Sequence[str]) -> frozenset[str]:

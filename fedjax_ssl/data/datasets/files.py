@@ -77,7 +77,7 @@ def read_npz(path: pathlib.Path) -> Source:
   try:
     return of_arrays(*_read(path))
   except DataError as error:
-    raise DataError(f'{path}: {error}') from None
+    raise DataError(f'{path}: {error}') from error
 
 
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]

@@ -100,7 +100,7 @@ def read(path: pathlib.Path, name: str) -> files.Source:
         np.stack([_with_channels(image, color) for image in images]),
         np.array(labels)) for part, (images, labels) in parts.items()}, beside)
   except DataError as error:
-    raise DataError(f'{path}: {error}') from None
+    raise DataError(f'{path}: {error}') from error
 
 
 def _check_table(file: pathlib.Path) -> None:
@@ -221,7 +221,7 @@ def _within(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted((one for one in folder.iterdir() if one.name not in _LEFT
                    and not one.name.startswith('.')), key=lambda one: one.name)
   except OSError as error:
-    raise DataError(f'{folder} cannot be read: {error.strerror}') from None
+    raise DataError(f'{folder} cannot be read: {error.strerror}') from error
 
 
 def read_image(file: pathlib.Path) -> np.ndarray:
@@ -244,7 +244,7 @@ def read_image(file: pathlib.Path) -> np.ndarray:
     raise
   except (OSError, ValueError, SyntaxError,
           Image.DecompressionBombError) as error:
-    raise DataError(f'{file} cannot be read: {error}') from None
+    raise DataError(f'{file} cannot be read: {error}') from error
 
 
 def fitted(pixels: np.ndarray, height: int, width: int) -> np.ndarray:

@@ -26,7 +26,7 @@ def named(path: pathlib.Path) -> Iterator[None]:
   except DataError as error:
     text = str(error)
     mark = '' if text.startswith(', line') else ': '
-    raise DataError(f'{path}{mark}{text}') from None
+    raise DataError(f'{path}{mark}{text}') from error
 
 
 def read(path: pathlib.Path, wanted: Sequence[str], more: Sequence[str] = ()
@@ -114,7 +114,7 @@ def _opened(path: pathlib.Path, newline: str | None = None
   except UnicodeDecodeError as error:
     raise DataError(f'cannot be read ({error}); save it as UTF-8') from None
   except OSError as error:
-    raise DataError(f'cannot be read ({error})') from None
+    raise DataError(f'cannot be read ({error})') from error
 
 
 def _place(header: Sequence[str], name: str) -> int:

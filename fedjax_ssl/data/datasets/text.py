@@ -215,7 +215,7 @@ def _vectors(path: pathlib.Path, texts: Sequence[str]) -> np.ndarray:
   try:
     arrays = files.read_arrays(path, _choose)
   except DataError as error:
-    raise _wrong(path, str(error)) from None
+    raise _wrong(path, str(error)) from error
   if 'texts' in arrays:
     if str(arrays['sha256']) != fingerprint(texts):
       raise _wrong(path, 'made for other texts, or in another order')

@@ -198,5 +198,5 @@ def load_partition(path: str | os.PathLike[str], num_examples: int,
     if made_of and labels is not None and made_of != _fingerprint(labels):
       raise ValueError('made for a data set with other labels')
   except (ValueError, OSError) as error:
-    raise ValueError(f'partition file {os.fspath(path)}: {error}') from None
+    raise ValueError(f'partition file {os.fspath(path)}: {error}') from error
   return partition

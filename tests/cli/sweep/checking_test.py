@@ -1,9 +1,12 @@
 """What a run would refuse before its data is refused before anything runs."""
 from __future__ import annotations
 
+import errno
+import subprocess
+
 import pytest
 
-from fedjax_ssl.cli import sweep
+from fedjax_ssl.cli import exit_codes, sweep
 from fedjax_ssl.cli.sweep import grid
 
 SETTING = 'setting: digits_dirdir'
@@ -142,3 +145,24 @@ def test_cells_that_differ_in_seeds_are_checked_once(tmp_path, monkeypatch):
   assert len(asked) == 1
   assert asked[0].count('--learning_rate=0.1') == 1
   assert 'seeds' not in asked[0]
+
+
+@pytest.mark.parametrize('number, code', [
+    (errno.EIO, exit_codes.MAY_PASS), (errno.EACCES, exit_codes.REFUSED)])
+def test_a_fault_that_may_pass_refuses_no_cell(
+    monkeypatch, capsys, tmp_path, number, code):
+  from fedjax_ssl.cli.sweep import checking
+  with pytest.raises(SystemExit) as ended, checking._refusing('mine'):
+    raise OSError(number, 'a fault')
+  assert ended.value.code == code
+  said = capsys.readouterr().err
+  monkeypatch.setattr(
+      checking.subprocess, 'run', lambda *args, **kwargs:
+      subprocess.CompletedProcess(args, code, '', said))
+  def check():
+    checking.check('python', tmp_path, grid.parse(SETTING), {})
+  if code == exit_codes.REFUSED:
+    with pytest.raises(grid.GridError, match='mine: .*a fault'):
+      check()
+  else:
+    check()
