@@ -9,6 +9,7 @@ import itertools
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -197,6 +198,10 @@ def pytest_collection_finish() -> None:
   gc.collect()
   gc.freeze()
   gc.set_threshold(50_000, 10, 50)
+  # Programs that tests start ignore a hangup if these do, as under `nohup`; one
+  # that is caught they do not.
+  if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 # Linux ends a process that has more memory maps than this by default; every
