@@ -78,7 +78,7 @@ def test_what_is_no_list_of_files_is_refused(trained, files, tmp_path):
   (tmp_path / 'x.png').write_bytes(b'no image')
   for wrong, words in ((str(files[0]), 'a list of files'),
                        ([tmp_path / 'x.png'], 'x.png cannot be read'),
-                       ([tmp_path / 'none.png'], 'none.png cannot be read'),
+                       ([tmp_path / 'none.png'], 'none.png: cannot be read'),
                        ([files[0], 3], 'inputs'), (5, 'inputs')):
     with pytest.raises(ValueError, match=words):
       trained.predict(wrong)
