@@ -240,7 +240,7 @@ def _comes_too_late(group: str) -> bool:
   """
   del group
   limit = os.environ.get(_THOROUGH_SECONDS)
-  return limit is not None and time.monotonic() - _started > float(limit)
+  return bool(limit) and time.monotonic() - _started > float(limit or 0)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -79,11 +79,11 @@ def read_array(path: str | os.PathLike[str]) -> np.ndarray:
     array, = read_arrays(path, _the_one).values()
     return array
   check_regular(path)
-  # Mapped: a size that the file has not is refused, not made room for.
   with _saying_why(), _refusing_objects('it'), np.errstate(over='ignore'):
-    array = np.lib.format.open_memmap(path, mode='r')
-    _check_fits(array.nbytes)
-    return np.array(array)
+    # Mapped first: a size that the file has not is refused, not made room for.
+    _check_fits(np.lib.format.open_memmap(path, mode='r').nbytes)
+    with open(path, 'rb') as file:  # A map ends the process if that fails.
+      return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _the_one(names: list[str]) -> list[str]:

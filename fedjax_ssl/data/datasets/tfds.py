@@ -78,7 +78,7 @@ def read_tfds(name: str, data_dir: str | os.PathLike[str] | None,
           ValueError) as error:
     # Without --overwrite a set that is prepared in another format stays so.
     raise DataError(f'{prepare} --overwrite '
-                    f'({checks.lines(error)[0] or repr(error)})') from None
+                    f'({checks.lines(error)[0] or repr(error)})') from error
 
 
 def _command(tfds_name: str, data_dir: str | os.PathLike[str] | None) -> str:
