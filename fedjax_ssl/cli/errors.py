@@ -120,8 +120,9 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
   if ours := other_names.ours(knob):
     return f'{word} is no flag. {_did_you_mean(ours)}'
   # Said at once, without loading JAX.
-  if near := checks.nearest(knob, [*map(checks.flag, config.OPTIONS), *_MORE],
-                            _NEAR):
+  known = [*map(checks.flag, config.OPTIONS), *_MORE]
+  if near := checks.nearest(knob, known, _NEAR) or (
+      checks.nearest(knob.removeprefix('no'), known, _NEAR)):
     return f'{word} is no flag. {_did_you_mean(near)}'
   if said := _as_knob(word, other_names.knob(knob), given):
     return said

@@ -73,6 +73,7 @@ LINES = {
         'knob of dpsgd, fedssl', '--method="dpsgd(noise_multiplier=...)"']),
     'no_flag': (['--xyzzy'], ['--xyzzy is no flag', '--help']),
     'no_flag_of_three_letters': (['--foo'], ['--foo is no flag; --help']),
+    'flag_off_typo': (['--nobonds'], ['mean --bounds?']),
     'part_of_a_flag_typo': (['--learnign=1'], [
         'mean --learning_rate or --server_learning_rate?']),
     'parts_of_flags_typo': (['--clientz=3'], [
