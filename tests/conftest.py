@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -99,7 +100,8 @@ def _group(nodeid: str) -> str:
   """A test's file; of the contracts, which are the longest, a part of it."""
   file, _, rest = nodeid.partition('::')
   if file.endswith('program_test.py'):
-    return f'{file} {rest[-2:-1]}'  # The process that a test's name ends with.
+    # The process that a test's name ends with.
+    return f'{file} {re.findall(r"[0-9]*(?=]?$)", rest)[0]}'
   if not file.endswith('contract_test.py'):
     return file
   parts = rest.partition('[')[2].rstrip(']').partition('(')[0].split('-')
@@ -198,8 +200,14 @@ def pytest_collection_finish() -> None:
   gc.collect()
   gc.freeze()
   gc.set_threshold(50_000, 10, 50)
-  # Programs that tests start ignore a hangup if these do, as under `nohup`; one
-  # that is caught they do not.
+  _hear_hangups()
+
+
+def _hear_hangups() -> None:
+  """Has programs that tests start hear a hangup, though `nohup` runs the suite.
+
+  They ignore what this process ignores, but not what it catches.
+  """
   if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
 
@@ -239,8 +247,8 @@ def _comes_too_late(group: str) -> bool:
   The others share what it has made, and are run if it was.
   """
   del group
-  limit = os.environ.get(_THOROUGH_SECONDS)
-  return bool(limit) and time.monotonic() - _started > float(limit or 0)
+  limit = float(os.environ.get(_THOROUGH_SECONDS) or 'inf')
+  return time.monotonic() - _started > limit
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl import data
-from fedjax_ssl.cli import arguments
+from fedjax_ssl.cli import arguments, exit_codes
 from fedjax_ssl.core import disk
 
 
@@ -142,6 +142,6 @@ def main(argv: Sequence[str]) -> int:
   except ImportError as error:
     print(f"error: {error.name} is missing: pip install -e '.[text]' in this "
           "repository's folder.", file=sys.stderr)
-    return 2
+    return exit_codes.REFUSED
   print(f'{asked.out}: {vectors.dtype}{list(vectors.shape)}')
   return 0

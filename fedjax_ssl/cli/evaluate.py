@@ -20,27 +20,25 @@ from fedjax_ssl.training import command, own_code
 from fedjax_ssl.training import workdir as workdir_lib
 
 
+@arguments.refusing
 def main(argv: Sequence[str]) -> int:
   """Evaluates the run that the first word names; returns an exit code."""
-  try:
-    if list(argv[:1]) in (['--help'], ['-h']):
-      printing.say(__doc__)
-      return 0
-    if not argv or argv[0].startswith('-'):
-      raise ValueError("name a run's folder first.")
-    folder = argv[0]
-    if any(re.match('--?num_rounds', word) for word in argv):
-      raise ValueError('--num_rounds does nothing here: the newest checkpoint '
-                       'is evaluated.')
-    config = own_code.found_again(
-        workdir_lib.read_config(folder), folder, say=lambda line: None)
-    setting = command.setting_of(config)
-    if not settings.is_known(setting, config):
-      [_, script] = repeat.program(config, pathlib.Path(folder))
-      raise ValueError(f'--workdir={folder} is a run of {script}; evaluate it '
-                       f'with that script and --eval_only.')
-  except (ValueError, OSError, MemoryError) as error:
-    return arguments.refuse(error)
+  if list(argv[:1]) in (['--help'], ['-h']):
+    printing.say(__doc__)
+    return 0
+  if not argv or argv[0].startswith('-'):
+    raise ValueError("name a run's folder first.")
+  folder = argv[0]
+  if any(re.match('--?num_rounds', word) for word in argv):
+    raise ValueError('--num_rounds does nothing here: the newest checkpoint '
+                     'is evaluated.')
+  config = own_code.found_again(
+      workdir_lib.read_config(folder), folder, say=lambda line: None)
+  setting = command.setting_of(config)
+  if not settings.is_known(setting, config):
+    [_, script] = repeat.program(config, pathlib.Path(folder))
+    raise ValueError(f'--workdir={folder} is a run of {script}; evaluate it '
+                     f'with that script and --eval_only.')
   # `is_known` has imported the user's own code, if the setting is from there.
   cli.run_setting(settings.SETTINGS[setting],
                   [f'--workdir={folder}', '--eval_only', *argv[1:]])

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from fedjax_ssl import finished
-from fedjax_ssl.core import checks
 from fedjax_ssl.data import files
 from fedjax_ssl.data.datasets import folder, table
 from fedjax_ssl.training import evaluate, processes
@@ -60,8 +59,7 @@ def rows(where: str, inputs: Iterable[str], seed: int | None) -> list[Row]:
     for part in _parts(found, shape):
       made += _of_part(run, part, seed)
       for one in caught:
-        if isinstance(one.message, UserWarning):
-          said.setdefault(checks.one_line(one.message), part[0])
+        said.setdefault(' '.join(str(one.message).split()), part[0])
       caught.clear()
   for line, what in said.items():
     processes.note(f'{what}: {line}')

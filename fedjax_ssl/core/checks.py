@@ -151,7 +151,7 @@ def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.6
             ) -> list[str]:
   """Returns a list of the nearest allowed name, or else of nothing.
 
-  It may be written by its initials, or with letters in another order, too.
+  If none is near, those written by their initials or in another order.
 
   Args:
     name: what was given.
@@ -160,8 +160,8 @@ def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.6
   """
   allowed = [*allowed]
   return difflib.get_close_matches(name, allowed, 1, cutoff) or [
-      full for full in allowed
-      if name == initials(full) or sorted(name) == sorted(full)][:1]
+      full for full in allowed if len(name) > 1 and (
+          name == initials(full) or sorted(name) == sorted(full))]
 
 
 def whole_numbers(values: Iterable[Any]) -> tuple[int, ...] | None:

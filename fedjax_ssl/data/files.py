@@ -106,7 +106,7 @@ def _saying_why() -> Iterator[None]:
     reason = checks.one_line(error)[:200]
     # A fault of the system may pass; that of a file stays.
     raise DataError(f'cannot be read ({reason})') from (
-        error if isinstance(error, OSError) else None)
+        error if isinstance(error, OSError | MemoryError) else None)
 
 
 @contextlib.contextmanager

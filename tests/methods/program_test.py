@@ -1,9 +1,9 @@
 """Every method through the program, on one, two and four devices.
 
 By default: methods as they are where no knob is given, labels at the clients,
-on two devices, one of each kind on one and four as well. Other numbers of
-devices for these are thorough, and on one and several: profiles, labels at the
-server, and methods that are another loss in the round of one that is taken.
+on two devices, one of each kind on one and four as well. Profiles, labels at
+the server, other numbers of devices for all, and methods that are another
+loss in the round of one that is taken, are thorough.
 """
 from __future__ import annotations
 
@@ -119,9 +119,7 @@ def _regular(text: str) -> tuple[int, ...]:
 
 REGULAR = _dealt([(*case, _regular(case[0])) for case in DEFAULTS
                   if _name(case[0]) not in _ALIKE], range(_SHARES))
-# What is reported of a default's program is that on two.
-WIDER = _dealt([(*case, (1, 2) if case in DEFAULTS else (1, 4))
-                for case in CASES
+WIDER = _dealt([(*case, _DEVICES) for case in CASES
                 if case not in [work[:2] for work in REGULAR]],
                range(2 * _SHARES, 2 * _SHARES + _WIDER_SHARES))
 # The other numbers of devices, each in a process beside that of its `REGULAR`,
@@ -213,10 +211,8 @@ def test_every_method_is_one_of_the_defaults():
   assert [_name(text) for text, _ in DEFAULTS] == [*methods.METHODS]
   assert {*_ALIKE} < {*methods.METHODS}
   for count in _DEVICES:
-    taken = [w[:2] for w in [*REGULAR, *OTHERS] if count in w.devices]
-    assert sorted(taken) == sorted(w[:2] for w in REGULAR)
-  assert all(1 in w.devices and len(w.devices) == 2 for w in WIDER)
-  assert sorted(w[:2] for w in [*REGULAR, *WIDER]) == sorted(CASES)
+    taken = [w[:2] for w in [*REGULAR, *OTHERS, *WIDER] if count in w.devices]
+    assert sorted(taken) == sorted(CASES)
 
 
 def _agree(found: list[dict[str, Any]]) -> None:
@@ -244,12 +240,13 @@ def test_any_number_of_devices_trains_and_evaluates_the_same(
 def test_so_do_profiles_and_labels_at_the_server(
     results, same_bits, text, place, share):
   found = results(share)[f'{text}-{place}']
-  assert len(found) == 2 + ((text, place) in DEFAULTS)
+  assert len(found) == len(_DEVICES) + ((text, place) in DEFAULTS)
   if (text, place) == _SEES_THREADS:
     _agree(found[:1])
-    same_bits(found[1], found[0])
+    for other in found[1:len(_DEVICES)]:
+      same_bits(other, found[0])
   else:
-    _agree(found[:2])
+    _agree(found[:len(_DEVICES)])
 
 
 @pytest.mark.thorough
