@@ -274,19 +274,22 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     gc.collect()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def as_registered() -> Iterator[None]:
-  """Takes away again what a test registers, which others would find."""
+  """Takes back what a test registers, which others would find.
+
+  A method that `fit` is given as a function is registered too.
+  """
   from fedjax_ssl import task
   from fedjax_ssl.data import datasets
   from fedjax_ssl.running import settings
   known: tuple[dict[str, Any], ...] = (
       *task.REGISTRIES.values(), settings.SETTINGS, datasets.DATASETS)
-  before = [{*one} for one in known]
+  before = [dict(one) for one in known]
   yield
-  for one, names in zip(known, before, strict=True):
-    for name in {*one} - names:
-      one.pop(name, None)  # One registry may be there twice.
+  for one, builders in zip(known, before, strict=True):
+    one.clear()
+    one.update(builders)
 
 
 @pytest.fixture(scope='session')

@@ -25,7 +25,6 @@ def _example(root):
   return scope['entropy']
 
 
-@pytest.mark.usefixtures('as_registered')
 @pytest.mark.parametrize('place', ['clients', 'server'])
 def test_the_example_trains(root, place):
   federation, _ = toy.federation(place)
@@ -107,7 +106,6 @@ def test_the_example_without_flags_runs(root, monkeypatch, capsys):
   scope['method'].init(jax.random.key(0), federation)
 
 
-@pytest.mark.usefixtures('as_registered')
 def test_it_counts_methods_and_names_every_setting(root):
   text = (root / 'README.md').read_text('utf-8')
   assert f'[{len(fedjax_ssl.METHODS)} methods]' in text

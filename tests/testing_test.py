@@ -230,7 +230,6 @@ def test_a_sound_method_holds_them_with_its_knobs():
   assert found == {f'{law} at clients': '' for law in FEW}
 
 
-@pytest.mark.usefixtures('as_registered')
 def test_the_example_keeps_the_contract(root):
   found = testing.check_method(
       f'{root}/experiments/examples/sharpened_fixmatch.py:'
@@ -244,7 +243,6 @@ def test_the_example_keeps_the_contract(root):
   assert 'at server: does not apply, reports nothing' in repr(found)
 
 
-@pytest.mark.usefixtures('as_registered')
 def test_the_example_with_a_memory_keeps_it(root):
   laws = ('memory_of_an_unsampled_client_is_unchanged', 'resume_is_exact',
           'masked_rows_are_never_learnt_from', 'no_key_is_used_twice',
@@ -255,7 +253,6 @@ def test_the_example_with_a_memory_keeps_it(root):
   assert {*found.values()} == {''}
 
 
-@pytest.mark.usefixtures('as_registered')
 def test_the_example_may_weigh_its_clients(root):
   found = testing.check_method(
       f'{root}/experiments/examples/evened_fixmatch.py:'

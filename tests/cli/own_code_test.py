@@ -15,7 +15,6 @@ from fedjax_ssl import data
 from fedjax_ssl.core import imports
 from tests.cli import launcher
 
-pytestmark = pytest.mark.usefixtures('as_registered')
 EXAMPLE = launcher.EXPERIMENTS / 'examples' / 'sharpened_fixmatch.py'
 TINY = ('--model=linear', '--num_clients=6', '--cohort_size=3',
         '--local_steps=1', '--unlabeled_batch=20', '--strong=none',

@@ -258,7 +258,6 @@ def test_a_link_to_a_folder_above_is_not_followed(images, photos, call):
   assert call(images, photos)[0] == IN_ORDER
 
 
-@pytest.mark.usefixtures('as_registered')
 def test_a_model_of_the_user(photos, call, tmp_path):
   (tmp_path / 'mine.py').write_text(textwrap.dedent("""
       from flax import linen as nn

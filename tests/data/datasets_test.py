@@ -312,17 +312,12 @@ def test_the_newest_word_on_mirrors_counts():
   def toy():
     rows = (np.zeros((4, 3, 3), np.uint8), np.arange(4) % 2)
     return {'train': rows, 'test': rows}
-  known = dict(datasets.DATASETS)
-  try:
-    found = {}
-    for name, flip in (('mirrored', False), ('mirrored', True),
-                       ('mirrored', None), ('usps', None), ('usps', True)):
-      datasets.DATASETS.pop(name, None)
-      datasets.register(name, flip=flip)(toy)
-      found[name, flip] = datasets.load(name).flip
-  finally:
-    datasets.DATASETS.clear()
-    datasets.DATASETS.update(known)
+  found = {}
+  for name, flip in (('mirrored', False), ('mirrored', True),
+                     ('mirrored', None), ('usps', None), ('usps', True)):
+    datasets.DATASETS.pop(name, None)
+    datasets.register(name, flip=flip)(toy)
+    found[name, flip] = datasets.load(name).flip
   assert found == {('mirrored', False): False, ('mirrored', True): True,
                    ('mirrored', None): True, ('usps', None): False,
                    ('usps', True): True}
@@ -335,21 +330,16 @@ def test_a_registered_set_says_whose_its_rows_are_and_hides_what_is_masked():
   made = {'x_train': images, 'y_train': hidden, 'x_test': images,
           'y_test': labels, 'client_train': ['b', 'a', 'b', 'a', 'b', 'b'],
           'class_names': ['no', 'yes']}
-  known = dict(datasets.DATASETS)
-  try:
-    datasets.register('masked')(lambda: made)
-    got = datasets.load('masked')
-    np.testing.assert_array_equal(got.train.labels, [0, 1, 0, 1, -1, -1])
-    np.testing.assert_array_equal(got.owner, [1, 0, 1, 0, 1, 1])
-    assert (got.client_names, got.class_names) == (('a', 'b'), ('no', 'yes'))
-    for bad, words in (({'y_test': hidden}, 'y_test has masked entries'),
-                       ({'client_train': [[1], [2, 3]]}, 'client_train is no'),
-                       ({'x_test': iter(images)}, 'x_test is of type'),
-                       ({'x_test': None}, 'x_test is of type NoneType; give')):
-      datasets.DATASETS.pop('masked')
-      datasets.register('masked')(lambda bad=bad: {**made, **bad})
-      with pytest.raises(datasets.DataError, match=f'masked: {words}'):
-        datasets.load('masked')
-  finally:
-    datasets.DATASETS.clear()
-    datasets.DATASETS.update(known)
+  datasets.register('masked')(lambda: made)
+  got = datasets.load('masked')
+  np.testing.assert_array_equal(got.train.labels, [0, 1, 0, 1, -1, -1])
+  np.testing.assert_array_equal(got.owner, [1, 0, 1, 0, 1, 1])
+  assert (got.client_names, got.class_names) == (('a', 'b'), ('no', 'yes'))
+  for bad, words in (({'y_test': hidden}, 'y_test has masked entries'),
+                     ({'client_train': [[1], [2, 3]]}, 'client_train is no'),
+                     ({'x_test': iter(images)}, 'x_test is of type'),
+                     ({'x_test': None}, 'x_test is of type NoneType; give')):
+    datasets.DATASETS.pop('masked')
+    datasets.register('masked')(lambda bad=bad: {**made, **bad})
+    with pytest.raises(datasets.DataError, match=f'masked: {words}'):
+      datasets.load('masked')

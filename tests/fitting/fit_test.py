@@ -338,7 +338,6 @@ def test_files_are_imported_first(tmp_path):
   again = fedjax_ssl.fit('of_a_file', rounds=1, progress=False, workdir=folder)
   np.testing.assert_array_equal(again.metrics['accuracy'],
                                 run.metrics['accuracy'])
-  fedjax_ssl.methods.METHODS.pop('of_a_file')
 
 
 def test_arrays_functions_and_seeds():
@@ -358,7 +357,6 @@ def test_arrays_functions_and_seeds():
   known, _ = data.class_counts(run.federations[3])
   assert known.sum(0).tolist() == [own['labels_per_class']] * 10
   assert run.predict(digits.test.inputs[:2], seed=4).shape == (2, 10)
-  fedjax_ssl.methods.METHODS.pop('mine')
 
 
 def test_arrays_may_name_classes_and_clients():

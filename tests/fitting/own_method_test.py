@@ -17,8 +17,6 @@ from fedjax_ssl.cli import errors
 from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.methods.parts import averaging, network
 
-pytestmark = pytest.mark.usefixtures('as_registered')
-
 
 def made(task, loss_fn=None, streams='labeled', **options):
   def loss(model, given, batch, key):
