@@ -72,7 +72,8 @@ def test_each_is_compared_with_its_own_bounds(tmp_path, capsys, other):
 
 def test_a_reference_is_one_of_its_own_data(tmp_path):
   runs = stored_runs.load([
-      _run(tmp_path / 'a', .5, 'd'), _run(tmp_path / 'b', .6, 'd', method='uda'),
+      _run(tmp_path / 'a', .5, 'd'),
+      _run(tmp_path / 'b', .6, 'd', method='uda'),
       _run(tmp_path / 'c', .7, 'e', method='uda', dataset='x'),
       _run(tmp_path / 'd', .8, 'e', method='fixmatch', dataset='x')])
   plan = stored_runs.compared(runs)

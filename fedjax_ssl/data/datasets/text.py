@@ -3,8 +3,8 @@
 A text with a label is in the test part if a hash of it says so, as of one in
 five, so that the split depends neither on the order of the file nor on a seed,
 and copies of one text stay together. Of few texts that may be far from a fifth,
-and texts without a label are never tested on. A column `split` gives the part instead, and a column `client` the
-client of each row.
+and texts without a label are never tested on. A column `split` gives the part
+instead, and a column `client` the client of each row.
 """
 from __future__ import annotations
 
