@@ -43,7 +43,7 @@ from fedjax_ssl.training import (
 from fedjax_ssl.training import workdir as workdir_lib
 from fedjax_ssl.training.checkpoint import sealed
 
-Inputs = Array | Sequence[str | os.PathLike[str]]  # Of `predict`.
+Inputs = Array | str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Kind = TypeVar('Kind', Examples, Shard)
 
 
@@ -199,8 +199,9 @@ class LoadedRun(NamedTuple):
     Args:
       inputs: images [B, H, W, C], or [B, H, W] if C is 1, 0 to 255, or floats
         of 0 to 1, as a data set may have (all of 1 or less: by
-        their scale the whole call counts), or paths of B image files, which
-        are brought to the model's size as `fedjax-ssl resize-images` does;
+        their scale the whole call counts), or paths of B image files, or of
+        one or a folder of them, which are brought to the model's size as
+        `fedjax-ssl resize-images` does;
         texts, a list of B, or their tokens int32[B, T] or vectors
         float[B, T, E].
       seed: which of the run's seeds; the first by default.
@@ -216,6 +217,9 @@ class LoadedRun(NamedTuple):
     self.check_seed(seed)
     state = self.state if seed is None else self.states[seed]
     shape = tuple(self.spec.input_shape)
+    if len(shape) == 3 and isinstance(inputs, str | os.PathLike):
+      place = pathlib.Path(inputs)
+      inputs = folder.below(place) if place.is_dir() else [place]
     inputs = given = self._encoded(files.as_array('inputs', inputs))
     if given.ndim == len(shape) and shape[-1] == 1:
       inputs = given[..., None]
@@ -238,6 +242,14 @@ class LoadedRun(NamedTuple):
     if not len(inputs):
       return jnp.zeros((0, self.spec.num_classes))
     return predict(state.server, inputs)
+
+  def classify(self, inputs: Inputs, seed: int | None = None
+               ) -> list[tuple[str, float]]:
+    """Returns the class of each input, and its probability; see `predict`.
+
+    A class goes by its name, if it has one, else by its number.
+    """
+    return evaluate.named(self.predict(inputs, seed), self.class_names)
 
   def evaluate(self, inputs: Inputs,
                labels: Array | Sequence[str], seed: int | None = None
@@ -299,8 +311,7 @@ class LoadedRun(NamedTuple):
     if len(shape) == 2:
       return inputs
     if not inputs.ndim and inputs.dtype.kind == 'U':
-      raise ValueError('inputs must be a list of '
-                       f'{"texts" if len(shape) == 1 else "files"}, '
+      raise ValueError('inputs must be a list of texts, '
                        f'[{str(inputs)[:40]!r}].')
     if len(shape) == 3:
       if inputs.ndim == 1 and inputs.size and all(

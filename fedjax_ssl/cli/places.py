@@ -1,9 +1,10 @@
 """Finds the repository, and the runs that arguments name."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import os
 import pathlib
+from typing import Any
 
 from fedjax_ssl.core import bounds, run_files
 
@@ -36,7 +37,7 @@ def runs_in(words: Sequence[str]) -> list[str]:
 
 
 def with_bounds(folders: Sequence[str]) -> tuple[list[str], str]:
-  """Adds the bounds of a run that stands alone.
+  """Adds the bounds of each run that is the only one of its data.
 
   Args:
     folders: of runs.
@@ -45,15 +46,30 @@ def with_bounds(folders: Sequence[str]) -> tuple[list[str], str]:
     The folders, and a line on bounds that are left out: of several runs they
     would mostly be the same ones. A bound without rows yet is neither.
   """
+  from fedjax_ssl.report import names  # Loads JAX.
   named = set(map(os.path.normpath, folders))
-  found = [place for folder in folders for name in bounds.FOLDERS
-           if os.path.normpath(place := os.path.join(folder, name))
-           not in named and _has_rows(pathlib.Path(place))]
-  if len(folders) == 1:
-    return [*folders, *found], ''
-  return [*folders], '' if not found else (
-      f'{len(found)} bounds of these runs, such as {found[0]}; name their '
+  parts = names.data_parts([_config(folder) for folder in folders])
+  found: list[str] = []
+  without: list[str] = []
+  for folder, part in zip(folders, parts, strict=True):
+    below = [place for name in bounds.FOLDERS
+             if os.path.normpath(place := os.path.join(folder, name))
+             not in named and _has_rows(pathlib.Path(place))]
+    alone = parts.count(part) == 1
+    found += [folder, *below * alone]
+    without += below * (not alone)
+  return found, '' if not without else (
+      f'{len(without)} bounds of these runs, such as {without[0]}; name their '
       'folders to add them')
+
+
+def _config(folder: str) -> Mapping[str, Any]:
+  """Returns what a run was told; nothing of one that cannot be read."""
+  from fedjax_ssl.training import workdir  # Loads JAX.
+  try:
+    return workdir.read_config(folder)
+  except ValueError:
+    return {}
 
 
 def _has_rows(folder: pathlib.Path) -> bool:

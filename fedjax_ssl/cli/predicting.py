@@ -11,7 +11,6 @@ import pathlib
 from typing import Literal, TypeVar
 import warnings
 
-import jax
 import numpy as np
 
 from fedjax_ssl import finished
@@ -28,6 +27,8 @@ _TAKES = {
         'line), or their tokens (.npy, .npz)'),
     2: ('array', 'vectors of texts (.npy, .npz)'),
     3: ('images', 'images (files, folders, .npy or .npz)')}
+
+_MANY = 20  # Inputs of which it is odd that all get one class.
 
 Item = TypeVar('Item')
 # The name of an input, its class, and the probability.
@@ -63,6 +64,11 @@ def rows(where: str, inputs: Iterable[str], seed: int | None) -> list[Row]:
       caught.clear()
   for line, what in said.items():
     processes.note(f'{what}: {line}')
+  classes = {class_ for _, class_, _ in made}
+  if len(made) >= _MANY and len(classes) == 1 < run.spec.num_classes:
+    processes.note(f'All {len(made)} inputs are taken for class '
+                   f'{classes.pop()}, of {run.spec.num_classes}; the model may '
+                   'have learned little, or they are unlike its training data.')
   return made
 
 
@@ -130,6 +136,11 @@ def _of_texts(file: str) -> Iterator[_Part]:
   with table.named(path):
     texts = table.lines(path) if path.suffix.lower() == '.txt' else [
         (line, cells['text']) for line, cells in table.read(path, ('text',))]
+  if empty := [line for line, one in texts if not one.strip()]:
+    warnings.warn(f'the text of line {empty[0]}'
+                  + (len(empty) > 1) * f' and of {len(empty) - 1} more'
+                  + ' is empty; the class told there means nothing.',
+                  stacklevel=1)
   for batch in _batches(texts):
     yield (file, [f'{file}:{line}' for line, _ in batch],
            [one for _, one in batch])
@@ -160,8 +171,6 @@ def _of_part(run: finished.LoadedRun, part: _Part, seed: int | None
              if not np.isfinite(row).all()]:
     raise ValueError(f'{odd[0]}: the model gives NaN or infinity; its training '
                      'has diverged, or the input holds such numbers.')
-  classes = np.asarray(logits.argmax(-1))
-  certain = np.asarray(jax.nn.softmax(logits).max(-1))
-  for name, class_, probability in zip(names, classes, certain, strict=True):
-    yield (name, run.class_names[class_] if run.class_names else str(class_),
-           f'{probability:.6f}')
+  for name, (class_, sure) in zip(names, evaluate.named(
+      logits, run.class_names), strict=True):
+    yield name, class_, f'{sure:.6f}'

@@ -4,8 +4,9 @@ fedjax-ssl report runs/study/* --out=runs/study_report
 fedjax-ssl report runs/study --out=runs/study_report --watch
 
 A folder of runs, such as a sweep's, stands for all of them, and for those of
-the folders there. Beside a run alone are its bounds. Runs that differ only in
-their seeds are one line; lines are named by what differs between them.
+the folders there. Beside a run that is the only one of its data are its bounds.
+Runs that differ only in their seeds are one line; lines are named by what
+differs between them. Runs of different data are not compared with each other.
 OUT gets `index.html`, which is a single file and needs no network, and further
 files for its tables and charts:
   table.*        accuracy; the best row is bold

@@ -44,6 +44,14 @@ class FieldError(ValueError):
     self.field, self.value, self.reason = field, value, reason
     self._fields = {field: value, **beside}
 
+  def rename(self, field: str, name: str) -> None:
+    """Calls a field by another name, which the user has given it."""
+    self._fields = {name if key == field else key: value
+                    for key, value in self._fields.items()}
+    if self.field == field:
+      self.field = name
+      self.args = name, self.value, self.reason
+
   def text(self, mark: str = '') -> str:
     """Returns one sentence, with a mark such as `--` before each field."""
     cause = self.__cause__

@@ -42,7 +42,8 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     The name and the dict of arguments.
 
   Raises:
-    ValueError: if the text has another form; the message shows it.
+    ValueError: if the text has another form, or a value is no literal; the
+      message shows it.
   """
   form = f'{text!r} is not of the form name or name(knob=value, ...)'
   if text.strip().endswith('.py'):
@@ -64,12 +65,16 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
   given = [k.arg for k in node.keywords]
   if twice := [knob for knob in given if given.count(knob) > 1]:
     raise ValueError(f'{text!r} gives {twice[0]} twice.')
-  try:
-    knobs = {str(k.arg): ast.literal_eval(_Infinity().visit(k.value))
-             for k in node.keywords}
-  except (ValueError, TypeError, MemoryError, RecursionError):
-    raise ValueError(f'{form}; values must be literals: words in quotes, as in '
-                     "server='fedprox', infinity is inf") from None
+  knobs = {}
+  for knob, keyword in zip(given, node.keywords, strict=True):
+    try:
+      knobs[str(knob)] = ast.literal_eval(_Infinity().visit(keyword.value))
+    except (ValueError, TypeError, MemoryError, RecursionError):
+      said = ast.get_source_segment(text.strip(), keyword) or str(knob)
+      raise ValueError(
+          f'knob {" ".join(said.split())}: allowed are literals: numbers, inf, '
+          "True, False, None, and words in quotes, as in server='fedprox'."
+          ) from None
   return node.func.id, knobs
 
 

@@ -164,10 +164,20 @@ class Run:
 
     Args:
       inputs: images as stored, uint8[B, H, W, C] or [B, H, W]; paths of image
-        files; or texts.
+        files, of one, or of a folder of them; or texts.
       seed: which of the run's seeds; the first by default.
     """
     return self._model.predict(inputs, seed)
+
+  def classify(self, inputs: finished.Inputs, seed: int | None = None
+               ) -> list[tuple[str, float]]:
+    """Returns the class of each input by name, and its probability.
+
+    Args:
+      inputs: as `predict` takes them.
+      seed: which of the run's seeds; the first by default.
+    """
+    return self._model.classify(inputs, seed)
 
   def evaluate(self, inputs: finished.Inputs,
                labels: Array | Sequence[str], seed: int | None = None

@@ -103,6 +103,20 @@ def fit(method: str | Callable[..., Method] | None = None,
     TypeError: for an option that is not known, or data of another kind.
     KeyboardInterrupt: if a signal was heard; what is done is saved.
   """
+  try:
+    return _fitted(method, dataset, workdir, setting, progress, options)
+  except FieldError as error:
+    for word, name in _SHORT.items():
+      if word in options:
+        error.rename(name, word)
+    raise
+
+
+def _fitted(method: str | Callable[..., Method] | None, dataset: Any,
+            workdir: str | os.PathLike[str] | None,
+            setting: str | settings.Setting | None, progress: bool,
+            options: Mapping[str, object]) -> Run:
+  """Trains as `fit` does; errors name options by their long names."""
   if not isinstance(progress, bool):
     raise FieldError('progress', repr(progress), 'must be True or False.')
   if workdir is not None:

@@ -112,6 +112,33 @@ def setting_of(config: Config) -> tuple[tuple[str, str], ...]:
                   if name not in others))
 
 
+def data_parts(configs: Sequence[Config]) -> list[int]:
+  """Parts runs by their data: returns the number of each one's part, from 0.
+
+  Other vectors of the same texts are no other data.
+  """
+  firsts: list[Config] = []
+  found = []
+  for config in configs:
+    place = next((i for i, first in enumerate(firsts)
+                  if _share_data(first, config)), len(firsts))
+    if place == len(firsts):
+      firsts.append(config)
+    found.append(place)
+  return found
+
+
+def _share_data(one: Config, other: Config) -> bool:
+  hashes = [(config.get('facts') or {}).get('data_hash')
+            for config in (one, other)]
+  if hashes[0] == hashes[1] is not None:
+    return True
+  first, second = (config.get('flags') or {} for config in (one, other))
+  if any(first.get(name) != second.get(name) for name in ('dataset', 'split')):
+    return False
+  return None in hashes or first.get('embeddings') != second.get('embeddings')
+
+
 def method_of(config: Config) -> str:
   """Returns a method without its knobs; another profile or code is another."""
   name, knobs = registry.parse(config['flags'].get('method', ''))

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import contextlib
+import itertools
 import math
 from typing import Any, NamedTuple, Protocol
 
@@ -193,28 +194,30 @@ def references(runs: Sequence[stored_runs.ReportedRun], plan: names.Plan,
                name: str = '') -> list[int]:
   """Returns for each run the index of the one that it is compared with.
 
-  That is the run of this name, if one is given. Else it is the first FedAvg run
-  with few labels, if possible among the runs with the same other flags. Else it
-  is the first run with few labels: chosen by its accuracy, it would be another
-  one as a study grows, and luck would be part of the choice.
+  Runs of different data are not compared. Of those of its own it is the run of
+  this name, if one is given. Else it is the first FedAvg run with few labels,
+  if possible among the runs with the same other flags. Else it is the first run
+  with few labels: chosen by its accuracy, it would be another one as a study
+  grows, and luck would be part of the choice.
 
   Raises:
     ValueError: if no run has the name.
   """
-  if name:
-    for i, run in enumerate(runs):
-      if run.name == name:
-        return [i] * len(runs)
-    known = [run.name for run in runs]  # Quoted, as they hold commas.
+  known = [run.name for run in runs]
+  if name and name not in known:  # Quoted, as they hold commas.
     raise ValueError(f'--reference={name} is no row of the table.'
                      f'{checks.near(name, known)} There are '
                      f'{", ".join(map(repr, known))}.')
-  plain = [i for i, run in enumerate(runs) if _is_plain(run)]
-  if not plain:
-    first = next((i for i, run in enumerate(runs) if not _is_bound(run)), 0)
-    return [first] * len(runs)
-  return [next((i for i in plain if plan.peers[i] == mine), plain[0])
-          for mine in plan.peers]
+  parts = names.data_parts([run.config for run in runs])
+  found = []
+  for mine, peers in zip(parts, plan.peers, strict=True):
+    mates = [i for i, part in enumerate(parts) if part == mine]
+    plain = [i for i in mates if _is_plain(runs[i])]
+    found.append(next(itertools.chain(
+        (i for i in mates if name and known[i] == name),
+        (i for i in plain if plan.peers[i] == peers), plain,
+        (i for i in mates if not _is_bound(runs[i])), mates)))
+  return found
 
 
 def at_their_best(runs: Sequence[stored_runs.ReportedRun]) -> list[Pair]:

@@ -117,12 +117,28 @@ def main_table(runs: Sequence[stored_runs.ReportedRun],
         over_seeds([s / 1e6 for s in sent]) if any(sent) else Value(None),
         Value(None if run.seconds is None else run.seconds / 60,
               None, 1)])
+  differ = _different_data(runs)
   return Grid(['run', 'method', 'seeds', 'rounds', 'final, %',
                f'last {summary.TAIL} evaluations, %',
                'validation-selected, %', *['local models, %'] * local,
                *map(metric_names.title, more), *['epsilon'] * private,
                'paper, %', 'MB sent', 'minutes'], rows, _notes(runs),
-              pairs.best(runs) if len(runs) > 1 else None, _few_rows(runs))
+              pairs.best(runs) if len(runs) > 1 and not differ else None,
+              [*differ, *_few_rows(runs)])
+
+
+def _different_data(runs: Sequence[stored_runs.ReportedRun]) -> list[str]:
+  """Says which runs are of which data, unless all are of the same."""
+  parts: dict[int, list[stored_runs.ReportedRun]] = {}
+  for part, run in zip(names.data_parts([run.config for run in runs]), runs,
+                       strict=True):
+    parts.setdefault(part, []).append(run)
+  if len(parts) < 2:
+    return []
+  each = [f'{some[0].config["flags"].get("dataset", "?")} '
+          f'({", ".join(run.name for run in some)})' for some in parts.values()]
+  return ['The runs are of different data and compared only within the same: '
+          f'{"; ".join(each)}.']
 
 
 def _few_rows(runs: Sequence[stored_runs.ReportedRun]) -> list[str]:

@@ -139,7 +139,8 @@ def _without_rows(job: Job) -> str:
   """Clients that were dealt no rows, as happens with a small alpha."""
   empty = _span(data.describe(f)['clients_without_rows']
                 for f in job.federations)
-  return '' if empty == '0' else f'{empty} clients have no rows'
+  return '' if empty == '0' else ('1 client has no rows' if empty == '1' else
+                                  f'{empty} clients have no rows')
 
 
 def _few_to_validate(job: Job) -> str:
@@ -148,8 +149,10 @@ def _few_to_validate(job: Job) -> str:
   if not 0 < few < _FEW_TO_VALIDATE:
     return ''
   dealt = job.partitions[0].validation.any() and not job.options.partition_file
-  return f'{descriptions.count(few, "row")} to validate tell little' + (
-      '; with validation_fraction=0 a new run trains on them' if dealt else '')
+  tell, them = ('tells', 'it') if few == 1 else ('tell', 'them')
+  return f'{descriptions.count(few, "row")} to validate {tell} little' + (
+      f'; with validation_fraction=0 a new run trains on {them}' if dealt
+      else '')
 
 
 def _untested(job: Job) -> str:

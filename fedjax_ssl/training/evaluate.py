@@ -1,7 +1,7 @@
 """Accuracy and loss of a state, on data that no method trains on."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 from typing import Any, NamedTuple
 
@@ -103,6 +103,20 @@ def scores(logits: jax.Array, labels: Array) -> Metrics:
       'auc': classification_metrics.one_vs_rest_auc(
           jax.nn.softmax(logits), labels),
       'most_predicted': said, 'largest_class': real}
+
+
+def named(logits: jax.Array, class_names: Sequence[str]
+          ) -> list[tuple[str, float]]:
+  """Returns the class of each row of logits [B, C], and its probability.
+
+  Args:
+    logits: of the rows.
+    class_names: of the classes; without any a class is its number.
+  """
+  certain = np.asarray(jax.nn.softmax(logits).max(-1))
+  return [(class_names[class_] if class_names else str(class_), float(sure))
+          for class_, sure in zip(np.asarray(logits.argmax(-1)), certain,
+                                  strict=True)]
 
 
 def names() -> set[str]:

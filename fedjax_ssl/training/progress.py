@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 import contextlib
 import sys
+import threading
 import time
 from typing import Any, TextIO
 
@@ -13,6 +14,7 @@ from fedjax_ssl.core import durations
 
 # What JAX does once for a program, before it runs: traces, lowers, compiles.
 _ONCE = '/jax/core/compile/'
+_LONG = 20.0  # Seconds without a round, after which a run says that it lives.
 
 
 class Compilation:
@@ -82,12 +84,22 @@ class Progress:
     self._accuracy: float | None = None
     self._stream = stream or sys.stderr
     self._bar = _bar(name, total, start, self._stream)
+    self._waiting = threading.Timer(_LONG, self._say, ['still compiling, or in '
+                                                       'its first round'])
+    self._waiting.daemon = True
     if start >= total:
       return  # All rounds are done.
+    self._say('compiling')
+    self._waiting.start()
+
+  def _say(self, text: str) -> None:
+    """Says what comes before the first round."""
     if self._bar is not None:
-      self._bar.set_postfix_str('compiling')
-    else:
-      print(f'{name}: compiling', file=self._stream, flush=True)
+      self._bar.set_postfix_str(text)
+      return
+    # A reader that is gone ends the run at a round, and not here.
+    with contextlib.suppress(OSError, ValueError):
+      print(f'{self._name}: {text}', file=self._stream, flush=True)
 
   def update(self, round_: int, accuracy: float | None = None) -> None:
     """Shows a state of the run.
@@ -96,6 +108,7 @@ class Progress:
       round_: rounds done.
       accuracy: newest test accuracy in [0, 1]; None keeps the last.
     """
+    self._waiting.cancel()
     now = self._clock()
     worked = now - self._compiled()
     if self._first is None:
@@ -116,6 +129,7 @@ class Progress:
 
   def close(self) -> None:
     """Ends the bar."""
+    self._waiting.cancel()
     if self._bar is not None:
       self._bar.close()
 

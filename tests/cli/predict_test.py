@@ -169,6 +169,30 @@ def test_texts_are_named_by_their_lines(texts, call, tmp_path):
   check(call(texts, tmp_path / 'words.npz'), run.predict(given))
 
 
+def test_one_class_for_many_inputs_is_noted(texts, tmp_path, capsys):
+  """As no word of the training texts is in them."""
+  def said(count: int) -> str:
+    (tmp_path / 't.txt').write_text('zzz\n' * count)
+    assert cli.main(['predict', str(texts), str(tmp_path / 't.txt')]) == 0
+    printed = capsys.readouterr()
+    assert len(table(printed.out)[0]) == count
+    return printed.err
+  assert not said(19)
+  line = said(20)
+  assert line.startswith('Note: All 20 inputs are taken for class ')
+  assert line.count('\n') == 1 and ', of 2; ' in line
+
+
+@pytest.mark.parametrize('rows, more', [('""\ngreat', ''),
+                                        ('""\ngreat\n" "', ' and of 1 more')])
+def test_an_empty_text_is_noted(texts, tmp_path, capsys, rows, more):
+  (tmp_path / 't.csv').write_text(f'text\n{rows}\n')
+  assert cli.main(['predict', str(texts), str(tmp_path / 't.csv')]) == 0
+  assert capsys.readouterr().err == (
+      f'Note: {tmp_path / "t.csv"}: the text of line 2{more} is empty; the '
+      'class told there means nothing.\n')
+
+
 def test_a_file_is_written_whole_or_not_at_all(images, photos, tmp_path,
                                                capsys):
   cli.main(['predict', str(images), 'photos'])

@@ -130,8 +130,10 @@ def test_ranges():
 
 @pytest.mark.parametrize('count, dealt, file, said', [
     (0, False, None, ''), (20, True, None, ''),
-    (1, True, None, '1 row to validate tell little; with validation_fraction=0 '
-     'a new run trains on them'),
+    (1, True, None, '1 row to validate tells little; with '
+     'validation_fraction=0 a new run trains on it'),
+    (2, True, None, '2 rows to validate tell little; with '
+     'validation_fraction=0 a new run trains on them'),
     # An option moves no rows that the data, or a file, hold out.
     (19, False, None, '19 rows to validate tell little'),
     (19, True, 'x.npz', '19 rows to validate tell little')])

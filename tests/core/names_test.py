@@ -43,6 +43,8 @@ def test_knobs_arrive_and_defaults_stay():
     ('thing(kind=None)', ('kind of type str',)),
     ('thing(1)', ('not of the form',)),
     ('thing(width=open("x"))', ('literals',)),
+    ('thing(rate=.5, kind=high)', (
+        'knob kind=high: allowed are', 'words in quotes')),
     ('thing(width={[]: 1})', ('literals',)),
     ('thing(**{"width": 1})', ('not of the form',)),
     ('thing(width=1, width=2)', ('gives width twice',)),

@@ -283,10 +283,9 @@ def test_a_byte_order_mark_changes_nothing(folder):
     ('text,label\na, b,0\n', ('line 2', '3 columns', 'quotes')),
     ('text,label\na,0\nb,one\n', ('line 3', "'one'")),
     ('text,label\na,0\nb,99999999999\n', ('line 3', '2**31')),
-    ('text,label\na,0\nb,\n', ('line 3', 'no label; of a row without any')),
-    ('text,label\na,-1\nb,-1\n', ('no row has a label but -1',)),
+    ('text,label\na,-1\nb,\n', ('no row has a label: -1, or an empty cell',)),
     ('text,label\na,0\nb,-2\nc,1\n', ('-1 for a row without',)),
-    ('text,label\na,yes\nb,\nc,no\n', ('line 3', 'without any it is -1')),
+    ('text,label\na,yes\nb,nan\nc,no\n', ('line 3', 'is empty or -1')),
     ('text,label,text\na,0,b\n', ("2 times the column 'text'",)),
     ('', ("'label'",)), ('\n\n', ("'label'",)),
     ('"', ('line 1',)), ('text;label\na;0\n', (
@@ -314,7 +313,7 @@ def test_texts_without_a_label_are_trained_on(tmp_path, names):
   assert (labels < 0).sum() == 160 and set(labels) == {-1, 0, 1}
   assert (parts['test'].labels >= 0).all()
   path.write_text('text,label,split\na,0,train\nb,1,train\nc,-1,test\n')
-  _refused(lambda: text.read_csv(path), "in the part 'test'")
+  _refused(lambda: text.read_csv(path), "row of the part 'test' has no label")
 
 
 @pytest.mark.parametrize('raw', [

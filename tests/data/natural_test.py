@@ -142,7 +142,8 @@ def test_a_new_split_keeps_rows_with_their_clients(tmp_path):
     ([*ROWS, 'x,good,,train'], 'line 7: a row to train on has no client'),
     (['a,0.0,ann,train', 'b,1.0,ann,test'], 'line 2: labels must be whole'),
     (['a,0,ann,train', 'b,good,ann,test'], "words all of them, not 'good'"),
-    (['a,good,ann,train', 'b,,ann,test'], 'line 3: no label'),
+    (['a,good,ann,train', 'c,bad,ann,train', 'b,,ann,test'],
+     "line 4: a row of the part 'test' has no label; only those of train"),
     (ROWS[:3], "no row's split is test"),
     (['a,x,ann,train', 'b,y,ann,test'], "label 'y'"),
     (['a,x,ann,train', 'b,x,ann,test'], 'one class')])

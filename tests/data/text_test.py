@@ -71,6 +71,24 @@ def test_loads_as_a_data_set(folder):
   assert (found.test.inputs == tokens.UNKNOWN).any()
 
 
+@pytest.mark.parametrize('words', [('0', '1'), ('no', 'yes')])
+def test_an_empty_label_is_none(tmp_path, words):
+  """As -1 is; such a text is not tested on, whatever its hash."""
+  def loaded(none: str) -> data.Dataset:
+    with open(tmp_path / 'half.csv', 'w', newline='', encoding='utf-8') as file:
+      writer = csv.writer(file)
+      writer.writerow(['label', 'text'])
+      writer.writerows([none if i % 4 == 3 else words[i % 2], t]
+                       for i, t in enumerate(TEXTS))
+    return data.load('half', tmp_path)
+  empty, said = loaded(' '), loaded('-1')
+  np.testing.assert_array_equal(empty.train.labels, said.train.labels)
+  np.testing.assert_array_equal(empty.train.inputs, said.train.inputs)
+  assert (empty.train.labels < 0).sum() == len(TEXTS[3::4])
+  assert len(empty.test.labels) == sum(
+      text.is_test(t) for i, t in enumerate(TEXTS) if i % 4 != 3)
+
+
 def test_a_class_that_is_only_tested_is_refused(folder):
   """But for a split that has it in train too."""
   held = [t for t in TEXTS if text.is_test(t)][:2]
@@ -127,7 +145,7 @@ def test_refuses_broken_vectors(folder, arrays, words):
     ('a,b\n1,2\n', "'label'"), ('label,text\n0,a\n2,b\n', '0 to C-1'),
     ('label,text\nx,a\n', 'one class'),
     ('label,text\nx,a\ny,b\nnan,c\n', "line 4: no label but 'nan'; of a row"),
-    ('label,text\n,a\n,b\n1,c\n0,d\n', 'line 2: no label; of a row'),
+    ('label,text\n,a\n-1,b\n', 'no row has a label'),
     ('label,text\nx,a\ny,b\ninf,c\n', "line 4: .* not 'inf' beside words"),
     ('label,text\n', "'label'")])
 def test_refuses_broken_files(tmp_path, content, words):

@@ -313,7 +313,7 @@ def test_a_federation_keeps_its_rows(straight):
   jax.tree.map(np.testing.assert_array_equal, run.federations[0].clients,
                given.clients)
   assert run.metrics['accuracy'][0] == straight.metrics['accuracy'][0]
-  with pytest.raises(ValueError, match='num_clients=5: the given .* 6'):
+  with pytest.raises(ValueError, match='^clients=5: the given .* 6'):
     fedjax_ssl.fit(METHOD, given, clients=5)
   with pytest.raises(ValueError, match='alpha=0.1: rows have their owners alr'):
     fedjax_ssl.fit(METHOD, given, alpha=0.1)
@@ -420,10 +420,11 @@ def median(stacked, weights):
      r'''method: "fixmatch\(threshold=0.8, weighting='uniform'\)"'''),
     ({'method': 'fixmatch', 'task': 3}, TypeError, "option 'task'. Did you"),
     ({'rounds': 1, 'num_rounds': 2}, TypeError, 'num_rounds is given twice'),
-    ({'clients': 0}, ValueError, 'num_clients=0: must be'),
-    ({'rounds': 2.5}, ValueError, 'num_rounds=2.5: must be a whole number'),
-    ({'rounds': 2.0}, ValueError, 'num_rounds=2.0: must be a whole number'),
-    ({'rounds': True}, ValueError, 'num_rounds=True: must be'),
+    ({'clients': 0}, ValueError, '^clients=0: must be'),
+    ({'rounds': 0}, ValueError, '^rounds=0: must be'),
+    ({'rounds': 2.5}, ValueError, '^rounds=2.5: must be a whole number'),
+    ({'rounds': 2.0}, ValueError, '^rounds=2.0: must be a whole number'),
+    ({'num_rounds': True}, ValueError, '^num_rounds=True: must be'),
     ({'seeds': 3}, ValueError, 'seeds=3: must be several'),
     ({'seeds': '3,3'}, ValueError, 'seeds=3,3: must be different'),
     ({'seeds': [0.9, 1.2]}, ValueError, 'seeds=0.9,1.2: must be different'),
@@ -446,6 +447,7 @@ def median(stacked, weights):
     ({'setting': 'cifar_iid', 'alpha': 0.1}, ValueError,
      'alpha=0.1: only cifar_dirdir, .* read it'),
     ({'method': 3}, TypeError, "method must be a text, such as 'fixmatch'"),
+    ({'method': 'fixmatch(threshold=high)'}, ValueError, 'threshold=high: all'),
     ({'method': 'fixmach'}, ValueError, "fixmach.*'fixmatch'"),
     ({'method': lambda task: None}, TypeError,
      r'a function with a name, \(task, .*, not a lambda[.]$'),
@@ -457,7 +459,7 @@ def median(stacked, weights):
     ({'dataset': {'x_train': IMAGES, 'y_train': [0, 1, 1, 0],
                   'x_test': IMAGES, 'y_test': [0, 1, 1, 0],
                   'y_val': [0]}}, TypeError, 'x_val is missing'),
-    ({'clients': '4'}, ValueError, 'num_clients=4: must be'),
+    ({'clients': '4'}, ValueError, '^clients=4: must be'),
     ({'report': True}, TypeError, 'It is of the programs'),
     ({'imports': '/nowhere.py'}, ValueError, 'imports=/nowhere.py: '),
     ({'dataset': (IMAGES, [0, 1, 1, 0], IMAGES, [0, 1, 1, 0]),

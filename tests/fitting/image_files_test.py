@@ -1,6 +1,7 @@
 """A trained model predicts image files of any size."""
 from __future__ import annotations
 
+import jax
 import numpy as np
 from PIL import Image
 import pytest
@@ -52,6 +53,25 @@ def test_files_count_as_what_resize_images_writes(trained, channels, files,
   assert not np.allclose(wanted[1], wanted[2])
 
 
+def test_a_file_or_a_folder_is_taken_as_well(trained, files, tmp_path):
+  wanted = trained.predict(files)
+  for whole in (tmp_path, str(tmp_path)):
+    np.testing.assert_array_equal(trained.predict(whole), wanted)
+  for one in (files[2], str(files[2])):
+    np.testing.assert_allclose(trained.predict(one), wanted[2:], atol=1e-5)
+
+
+def test_classes_are_told_by_name_or_number(trained, files):
+  logits = trained.predict(files)
+  found = trained.classify(files)
+  assert [name for name, _ in found] == [*map(str, logits.argmax(-1))]
+  np.testing.assert_allclose([sure for _, sure in found],
+                             jax.nn.softmax(logits).max(-1))
+  assert [name for name, _ in trained._model._replace(
+      class_names=('cat', 'dog')).classify(files)] == [
+          ('cat', 'dog')[k] for k in logits.argmax(-1)]
+
+
 def test_files_are_judged(trained, files):
   classes = np.asarray(trained.predict(files)).argmax(-1)
   found = trained.evaluate(files, classes)
@@ -76,7 +96,9 @@ def test_no_image_is_too_small(shape, size):
 
 def test_what_is_no_list_of_files_is_refused(trained, files, tmp_path):
   (tmp_path / 'x.png').write_bytes(b'no image')
-  for wrong, words in ((str(files[0]), 'a list of files'),
+  (tmp_path / 'empty').mkdir()
+  for wrong, words in ((str(tmp_path / 'empty'), 'empty holds no image'),
+                       (tmp_path / 'gone', 'gone: cannot be read'),
                        ([tmp_path / 'x.png'], 'x.png cannot be read'),
                        ([tmp_path / 'none.png'], 'none.png: cannot be read'),
                        ([files[0], 3], 'inputs'), (5, 'inputs')):

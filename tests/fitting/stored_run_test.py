@@ -76,7 +76,7 @@ def test_the_setting_that_dealt_given_data_is_remembered(tmp_path):
 
 def test_a_refused_call_leaves_no_folder(monkeypatch, tmp_path):
   monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
-  with pytest.raises(ValueError, match='num_rounds=-3') as refused:
+  with pytest.raises(ValueError, match='^rounds=-3') as refused:
     fedjax_ssl.fit('fixmatch', 'digits', rounds=-3)
   assert refused.tb and not [*tmp_path.iterdir()]  # Whatever keeps the error.
 

@@ -36,6 +36,22 @@ def test_rate_leaves_out_the_first_stretch():
       'run: round 30/100, 0.2 s/round, 14s left, accuracy 0.5000')
 
 
+@pytest.mark.parametrize('stream', [io.StringIO, Terminal])
+def test_a_long_compilation_gives_one_sign_of_life(monkeypatch, stream):
+  """And none once there is a round, or the run has ended."""
+  monkeypatch.setattr(progress, '_LONG', 0.0)
+  lines = stream()
+  shown = progress.Progress('run', 100, stream=lines)
+  shown._waiting.join()
+  assert lines.getvalue().count('still compiling, or in its first round') == 1
+  shown.update(1)
+  shown.close()
+  monkeypatch.setattr(progress, '_LONG', 600.0)
+  for end in (lambda run: run.update(1), lambda run: run.close()):
+    end(other := progress.Progress('run', 100, stream=stream()))
+    other._waiting.join()  # It does not wait on.
+
+
 def test_rate_leaves_out_what_is_compiled_later():
   clock, lines, compiled = Clock(), io.StringIO(), [60.0]
   shown = progress.Progress('run', 100, interval=0, stream=lines, clock=clock,

@@ -1,9 +1,10 @@
 """Short texts from CSV files: split, tokenized, with vectors if wanted.
 
-A text is in the test part if a hash of it says so, so that the split depends
-neither on the order of the file nor on a seed, and copies of one text stay
-together. A column `split` gives the part instead, and a column `client` the
-client of each row.
+A text with a label is in the test part if a hash of it says so, as of one in
+five, so that the split depends neither on the order of the file nor on a seed,
+and copies of one text stay together. Of few texts that may be far from a fifth,
+and texts without a label are never tested on. A column `split` gives the part
+instead, and a column `client` the client of each row.
 """
 from __future__ import annotations
 
@@ -28,7 +29,6 @@ _TEST_PERCENT = 20
 _COLUMNS, _MORE = ('label', 'text'), ('split', 'client')
 _PARTS = ('train', 'validation', 'test')
 _NUMBER = re.compile(r'[-+]?([0-9.]+(e[-+]?[0-9]+)?|inf)', re.IGNORECASE)
-_EMPTY = ('', 'nan')  # How a table without a value there is written.
 
 
 def is_test(text: str) -> bool:
@@ -62,27 +62,34 @@ def read_rows(path: pathlib.Path) -> Rows:
 
   Raises:
     DataError: if the file has another form, where the message names the line;
-      or if labels are neither words nor 0 to C-1, or of one class only.
+      or if labels are neither words nor 0 to C-1, of one class only, or
+      missing of a row to test or to validate.
   """
   with table.named(path):
     rows = table.read(path, _COLUMNS, _MORE)
     labels, names = _labels(rows)
     splits, clients = _splits(rows), _clients(rows)
+    for (line, _), label, part in () if splits is None else zip(
+        rows, labels, splits, strict=True):
+      if label < 0 and part != 'train':
+        raise DataError(f', line {line}: a row of the part {str(part)!r} has '
+                        'no label; only those of train may have none')
   return Rows([cells['text'] for _, cells in rows], labels, names, splits,
               clients)
 
 
 def _labels(rows: table.Rows) -> tuple[np.ndarray, tuple[str, ...] | None]:
   """int32[D], -1 for none, and the names where labels are words."""
-  words = [cells['label'].strip() for _, cells in rows]
+  words = [cells['label'].strip() or names_lib.NONE for _, cells in rows]
   known = np.array([word != names_lib.NONE for word in words])
   told = [word for word in words if word != names_lib.NONE]
   if not told:
-    raise DataError(f'no row has a label but {names_lib.NONE}, which is none')
+    raise DataError(f'no row has a label: {names_lib.NONE}, or an empty cell, '
+                    'is none')
   for (line, _), word in zip(rows, words, strict=True):
-    if word.lower() in _EMPTY:
-      raise DataError(f', line {line}: no label{word and f" but {word!r}"}; of '
-                      f'a row without any it is {names_lib.NONE}')
+    if word.lower() == 'nan':
+      raise DataError(f', line {line}: no label but {word!r}; of a row without '
+                      f'any it is empty or {names_lib.NONE}')
   if not any(_NUMBER.fullmatch(word) for word in told):
     numbers, names = names_lib.number({'train': np.array(told)})
     if len(names) < 2:
@@ -149,7 +156,8 @@ def read_csv(path: pathlib.Path,
   """Reads 'train' and 'test', and 'validation' where a column says so.
 
   Args:
-    path: CSV with the columns `text` and `label`, classes 0 to C-1 or words.
+    path: CSV with the columns `text` and `label`, classes 0 to C-1 or words;
+      -1, or an empty cell, for a row without one, which is never a test row.
       A column `split` with the words train, validation and test replaces the
       hash; a column `client` names the client of each row.
     embeddings: .npz with either `words` [V] and `vectors` float[V, E]; or
@@ -179,10 +187,6 @@ def read_csv(path: pathlib.Path,
       raise DataError(f'{path}: its {len(texts)} texts, {len(set(texts))} of '
                       'them different, are too few to split')
   train = splits == 'train'
-  for part in () if rows.splits is None else (
-      splits[~train & (rows.labels < 0)]):
-    raise DataError(f'{path}: a row without a label ({names_lib.NONE}) is in '
-                    f'the part {str(part)!r}; only train may have such')
   absent = np.setdiff1d(rows.labels, rows.labels[train])
   if rows.splits is not None and absent.size:  # Others may be cut anew.
     name = rows.class_names[absent[0]] if rows.class_names else absent[0]
