@@ -64,6 +64,33 @@ def given(fields: Mapping[str, Any], mark: str = '') -> str:
       for name, value in fields.items())
 
 
+_MARK = contextvars.ContextVar('mark', default='')
+
+
+@contextlib.contextmanager
+def marking(mark: str) -> Iterator[None]:
+  """Makes messages put a mark such as `--` before each option.
+
+  That is how the reader of a command's messages gives one.
+  """
+  token = _MARK.set(mark)
+  try:
+    yield
+  finally:
+    _MARK.reset(token)
+
+
+def mark() -> str:
+  """Returns the mark before options, which Python has not: ''."""
+  return _MARK.get()
+
+
+def option(field: str, value: Any = None) -> str:
+  """Returns how the reader of a message gives an option: [--]NAME[=VALUE]."""
+  name = flag(field) if mark() else field
+  return f'{mark()}{name}' + ('' if value is None else f'={value}')
+
+
 def _shown(value: Any) -> str:
   """Returns a value's text, of many values the beginning."""
   text = str(value)

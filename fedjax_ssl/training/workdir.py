@@ -381,17 +381,22 @@ def _way_on(folder: pathlib.Path, refused: changes_lib.Changes,
     version = stored['environment'].get('fedjax_ssl', 'unknown')
     return (f' This version has no {", ".join(gone)}; version {version} made '
             'the run.')
+  by_fit = stored.get('origin', {}).get('script') == FIT
+  other = checks.option('workdir')
   if list(refused) != ['num_rounds']:
     if not (folder / FLAGFILE).exists():
       return ''
-    if stored.get('origin', {}).get('script') == FIT:
-      return ' Call fit as for that run, or give another workdir.'
+    if by_fit:
+      return f' Call fit as for that run, or give another {other}.'
+    if not checks.mark():
+      return (f' {folder / FLAGFILE} has its own; give these, or another '
+              f'{other}.')
     own, place = (shlex.quote(str(x)) for x in (folder / FLAGFILE, folder))
     return (f' Continue it with --flagfile={own} --workdir={place}, or give '
-            'another --workdir.')
-  if stored.get('origin', {}).get('script') == FIT:
-    return f' Give rounds={least} or more, or another workdir.'
-  return f' Give --num_rounds={least} or more, or another --workdir.'
+            f'another {other}.')
+  rounds = (f'rounds={least}' if by_fit else
+            checks.option('num_rounds', least))
+  return f' Give {rounds} or more, or another {other}.'
 
 
 def _merged(folder: pathlib.Path, known: Mapping[str, Any],

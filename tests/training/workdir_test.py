@@ -95,7 +95,7 @@ def test_a_run_may_end_earlier_but_not_before_what_is_done(
     (tmp_path / 'checkpoints' / str(done)).mkdir(parents=True)
     (tmp_path / run_files.ROWS).write_text(f'{row}\n')
   with pytest.raises(workdir.WorkdirError, match=(
-      f'num_rounds 10 -> {least - 1}. Give --num_rounds={least} or more')):
+      f'num_rounds 10 -> {least - 1}. Give num_rounds={least} or more')):
     start(tmp_path, num_rounds=least - 1)
   got = start(tmp_path, num_rounds=least)
   assert (got['num_rounds'], got['schedule_rounds']) == (least, 10)

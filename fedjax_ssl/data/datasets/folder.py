@@ -8,6 +8,7 @@ import shlex
 
 import numpy as np
 
+from fedjax_ssl.core import checks
 from fedjax_ssl.data.datasets import files, table
 from fedjax_ssl.data.datasets import names as names_lib
 from fedjax_ssl.data.files import check_regular, DataError
@@ -78,7 +79,8 @@ def read(path: pathlib.Path, name: str) -> files.Source:
                         f'{_size(shape)}; `fedjax-ssl resize-images '
                         f'--images={shlex.quote(str(path))} --size=32 '
                         f'--out={shlex.quote(f"{path}32")}` brings all to one '
-                        f'size; then give --dataset={name}32')
+                        f'size; then give '
+                        f'{checks.option("dataset", f"{name}32")}')
       images.append(pixels)
       if part == 'train':
         trained.append(file.relative_to(path).as_posix())
