@@ -189,27 +189,31 @@ def below(folder: pathlib.Path) -> list[pathlib.Path]:
   return found
 
 
-def walk(folder: pathlib.Path, above: tuple[tuple[int, int], ...] = ()
-         ) -> Iterator[pathlib.Path]:
+def walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields all that a folder holds, by name, each folder before what it holds.
 
-  What is hidden is left out, and a link to a folder that it would be in, which
-  would never end.
-
-  Args:
-    folder: where.
-    above: device and number of each folder that it was reached through.
+  What is hidden is left out. In each part of the folder, which may be a link to
+  another part, links lead to a folder once, and never to the one walked.
 
   Raises:
     DataError: if a folder cannot be read.
   """
-  passed = *above, _identity(folder)
-  for one in _within(folder):
-    if not one.is_dir():
-      yield one
-    elif _identity(one) not in passed:
-      yield one
-      yield from walk(one, passed)
+  for part in _within(folder):
+    yield from _walk(part, {_identity(folder)})
+
+
+def _walk(one: pathlib.Path, passed: set[tuple[int, int]]
+          ) -> Iterator[pathlib.Path]:
+  """Yields a file, or a folder that was not passed, and what it holds."""
+  held = []
+  if one.is_dir():
+    if (place := _identity(one)) in passed:
+      return
+    passed.add(place)
+    held = _within(one)
+  yield one
+  for inner in held:
+    yield from _walk(inner, passed)
 
 
 def _identity(folder: pathlib.Path) -> tuple[int, int]:
