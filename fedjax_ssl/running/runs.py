@@ -63,7 +63,8 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
     given: names of options that the user gave.
 
   Returns:
-    The folders of what was trained, the run's own first.
+    The folders of what was trained, the run's own first; none if they cannot
+    be written.
   """
   is_new = options.workdir is None
   if is_new:
@@ -93,9 +94,11 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
         raise
     num_validation = jobs[0].facts['federation']['num_validation']
     nominal = [job.name for job in jobs if study.is_nominal(job.spec.method)]
+    writes = not places[0].is_read_only
     processes.once(lambda: _finish(workdir, runs, num_validation, nominal,
-                                   report=options.report))
-  return [job.folder for job in jobs]
+                                   draws=writes,
+                                   report=writes and options.report))
+  return [job.folder for job in jobs] if writes else []
 
 
 def prepared(setting: Setting, options: Config, origin: Mapping[str, Any],
@@ -349,10 +352,11 @@ def wanted(options: Config, workdir: pathlib.Path) -> list[Planned]:
 
 
 def _finish(workdir: pathlib.Path, runs: dict[str, list[Any]],
-            num_validation: int, nominal: Collection[str], *, report: bool
-            ) -> None:
+            num_validation: int, nominal: Collection[str], *, draws: bool,
+            report: bool) -> None:
   """Draws the curves and prints the table, which the terminal may refuse."""
-  draw(workdir, runs)
+  if draws:
+    draw(workdir, runs)
   printing.say(summary.table(runs, nominal=nominal))
   few = summary.few_rows([rows for seeds in runs.values() for rows in seeds],
                          num_validation)
