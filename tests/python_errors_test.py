@@ -352,7 +352,7 @@ def test_notes_of_a_program_advise_flags(capsys):
   options = fedjax_ssl.config.resolve({
       **settings.defaults_of('own_data'), 'local_steps': 2, 'local_epochs': 3})
   with checks.marking('--'):
-    runs.note_unread(own, options, toy.federation()[0])
+    runs.note_unread(own, options, fedjax_ssl.data.load('digits'))
   dataset, epochs = capsys.readouterr().err.splitlines()
   assert dataset.endswith(
       '; --dataset=NAME and --data_dir=DIR train on your own data.')
