@@ -44,7 +44,8 @@ LAYERS = {
                     'fedtrinet', 'proxyfl')},
     'methods.__init__': ('core', 'methods'),
     # Seeds' federations are stacked there, for one program over all of them.
-    'training': ('core', 'data.batching', 'data.federation', '__version__'),
+    'training': ('core', 'data.batching', 'data.federation', 'data.files',
+                 '__version__'),
     'task': ('config', 'core', 'data', 'methods', 'models', *LEAVES),
     'finished': ('config', 'core', 'data.datasets', 'methods', 'task',
                  'training'),

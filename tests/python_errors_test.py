@@ -13,9 +13,11 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import losses
+from fedjax_ssl.core import checks, run_files
 from fedjax_ssl.core.local_training import Aux
 from fedjax_ssl.methods.parts import averaging, network
-from fedjax_ssl.training import processes, runner
+from fedjax_ssl.running import runs, settings
+from fedjax_ssl.training import own_code, processes, runner, workdir
 from tests import toy
 
 LOGITS, MASK = jnp.eye(4) * 9, jnp.ones(4)
@@ -304,7 +306,7 @@ def test_notes_name_options_and_no_flags(capsys):
 
 
 def test_notes_of_a_program_name_flags(capsys):
-  with processes.marking('--'):
+  with checks.marking('--'):
     processes.note('does nothing.', imports='a.py', bounds=True)
   processes.note('does nothing.', imports='a.py', bounds=True)
   processes.note('It does nothing.')
@@ -312,6 +314,49 @@ def test_notes_of_a_program_name_flags(capsys):
       'Note: --import=a.py and --bounds does nothing.\n'
       'Note: imports=a.py and bounds=True does nothing.\n'
       'Note: It does nothing.\n')
+
+
+def _changed(folder):
+  own_code.begun(folder, {'mine.py': '1'}, {'mine.py': '2'}, {})
+
+
+def _new(folder):
+  own_code.begun(folder, {'mine.py': '1'}, {}, {})
+
+
+def _other(folder, name='alpha'):
+  (folder / run_files.FLAGFILE).touch()
+  for value in (2, 0):
+    with workdir.open_workdir(folder, {'num_rounds': 3, name: value}):
+      pass
+
+
+@pytest.mark.parametrize('call, flags', [
+    (_changed, ['workdir']), (_new, ['workdir']),
+    (_other, ['flagfile', 'workdir', 'workdir']),
+    (lambda folder: _other(folder, 'num_rounds'), ['num_rounds', 'workdir']),
+    (lambda folder: fedjax_ssl.data.load('pets'), ['data_dir'])])
+def test_what_is_advised_is_an_option_in_python_and_a_flag_in_a_program(
+    monkeypatch, tmp_path, call, flags):
+  monkeypatch.delenv('FEDJAX_SSL_DATA', raising=False)
+  with pytest.raises(ValueError) as error:
+    call(tmp_path)
+  assert not FLAG.search(str(error.value)) and flags[-1] in str(error.value)
+  with checks.marking('--'), pytest.raises(ValueError) as error:
+    call(tmp_path)
+  assert re.findall(r'--([a-z_]+)', str(error.value)) == flags
+
+
+def test_notes_of_a_program_advise_flags(capsys):
+  own = settings.SETTINGS['own_data']
+  options = fedjax_ssl.config.resolve({
+      **settings.defaults_of('own_data'), 'local_steps': 2, 'local_epochs': 3})
+  with checks.marking('--'):
+    runs.note_unread(own, options, fedjax_ssl.data.load('digits'))
+  dataset, epochs = capsys.readouterr().err.splitlines()
+  assert dataset.endswith(
+      '; --dataset=NAME and --data_dir=DIR train on your own data.')
+  assert 'each takes --local_steps=2.' in epochs
 
 
 def unviewed(task):

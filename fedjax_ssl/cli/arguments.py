@@ -74,7 +74,8 @@ def refusing(main: Main) -> Main:
   @functools.wraps(main)
   def run(argv: Sequence[str]) -> int:
     try:
-      return main(argv)
+      with checks.marking('--'):
+        return main(argv)
     except Exception as error:
       if not (isinstance(error, ValueError | OSError | MemoryError)
               or blame.is_full(error)):

@@ -24,8 +24,6 @@ from fedjax_ssl.running import other_names
 # Faults of a name that no file can have.
 _OF_A_NAME = (errno.ELOOP, errno.ENAMETOOLONG)
 
-# absl's flags that the help names.
-_MORE = ('flagfile', 'verbosity')
 # How alike a word and the flag or knob that it may mean are at least.
 _NEAR = 0.84
 
@@ -120,7 +118,7 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
   if ours := other_names.ours(knob):
     return f'{word} is no flag. {_did_you_mean(ours)}'
   # Said at once, without loading JAX.
-  known = [*map(checks.flag, config.OPTIONS), *_MORE]
+  known = [*flags.FLAGS, 'flagfile']
   if near := checks.nearest(knob, known, _NEAR) or (
       checks.nearest(knob.removeprefix('no'), known, _NEAR)):
     return f'{word} is no flag. {_did_you_mean(near)}'
@@ -139,6 +137,7 @@ class _Meant(NamedTuple):
   name: str  # Of the method, model or the like that has it.
   knob: str
   given: Mapping[str, Any]  # Knobs that the name has been given.
+  off: bool  # Whether the flag has a `no` before it.
   says: str  # What a message says before `--field=...`.
   ends: str  # And after it.
 
@@ -148,9 +147,9 @@ def _as_knob(word: str, knob: str, given: Mapping[str, Any]) -> str:
   if not (found := _meant(knob, given)):
     return ''
   from fedjax_ssl import task
-  field, name, own, old, says, ends = found
-  value = _value(word, knobs.names(task.REGISTRIES[field][name])[own].default,
-                 knob.startswith('no') and not own.startswith('no'))
+  field, name, own, old, off, says, ends = found
+  value = _value(
+      word, knobs.names(task.REGISTRIES[field][name])[own].default, off)
   words = [f'{k}={registry.literal(v)}' for k, v in old.items() if k != own]
   return (f'{word} is no flag{says} '
           f'--{field}="{name}({", ".join([*words, f"{own}={value}"])})"{ends}')
@@ -172,16 +171,17 @@ def _meant(knob: str, given: Mapping[str, Any]) -> _Meant | None:
         chosen.setdefault(own, (field, name, own, old))
   for own in asked:
     if own in chosen:
-      return _Meant(*chosen[own], ' but a knob: give', '.')
+      return _Meant(*chosen[own], own != knob, ' but a knob: give', '.')
   for own in asked:
     if owners := [name for name, build in task.REGISTRIES['method'].items()
                   if own in knobs.names(build)]:
-      return _Meant('method', owners[0], own, {}, (
+      return _Meant('method', owners[0], own, {}, own != knob, (
           f' but a knob of {", ".join(owners)}, and --method={given["method"]} '
           'has none; it is given as in'), '.')
   for own in reversed(asked):
     for near in checks.nearest(own, chosen, _NEAR):
-      return _Meant(*chosen[near], '. Did you mean the knob', '?')
+      return _Meant(*chosen[near], checks.nearest(near, asked, 0) != [knob],
+                    '. Did you mean the knob', '?')
   return None
 
 

@@ -81,7 +81,7 @@ def main(setting: Setting, words: Sequence[str]) -> None:
   if flag_help.is_asked(words, FLAGS):
     _report_errors(_print_help, main_module.__doc__ or setting.text())
     sys.exit(0)
-  with stopping.listening():
+  with stopping.listening(), checks.marking('--'):
     app.run(lambda argv: _report_errors(_run, setting, argv, words),
             argv=[sys.argv[0], *words],
             flags_parser=_read_flags)
@@ -291,7 +291,7 @@ def _run(setting: Setting, argv: Sequence[str], words: Sequence[str]) -> None:
   devices.join(told)
   environment.keep_programs()
   environment.devices()  # Starts JAX, or says why not.
-  with devices.ending(told.distributed), processes.marking('--'):
+  with devices.ending(told.distributed):
     processes.together(lambda: devices.devices(told.num_devices))
     for place in told.imports:
       registry.import_place(place)

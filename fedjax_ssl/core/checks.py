@@ -7,6 +7,7 @@ import contextvars
 import difflib
 import operator
 import os
+import re
 from typing import Any
 
 # Knobs are used in float32: its largest number, and the smallest one that is
@@ -16,6 +17,7 @@ MOST, LEAST = 3.4028234663852886e38, 1.1754943508222875e-38
 # JAX cuts larger seeds to 32 bits, and two runs would be one.
 LARGEST_SEED = 2**32 - 1
 _WIDTH = 80  # Of a value in a message, in characters.
+_VOWELS = re.compile('[aeiou]')
 
 # Fields whose flag has a name that Python keeps for itself.
 _FLAGS = {'imports': 'import'}
@@ -68,6 +70,33 @@ def given(fields: Mapping[str, Any], mark: str = '') -> str:
       f'{mark}{flag(name) if mark else name}'
       + ('' if value is True and mark else f'={_shown(value)}')
       for name, value in fields.items())
+
+
+_MARK = contextvars.ContextVar('mark', default='')
+
+
+@contextlib.contextmanager
+def marking(mark: str) -> Iterator[None]:
+  """Makes messages put a mark such as `--` before each option.
+
+  That is how the reader of a command's messages gives one.
+  """
+  token = _MARK.set(mark)
+  try:
+    yield
+  finally:
+    _MARK.reset(token)
+
+
+def mark() -> str:
+  """Returns the mark before options, which Python has not: ''."""
+  return _MARK.get()
+
+
+def option(field: str, value: Any = None) -> str:
+  """Returns how the reader of a message gives an option: [--]NAME[=VALUE]."""
+  name = flag(field) if mark() else field
+  return f'{mark()}{name}' + ('' if value is None else f'={value}')
 
 
 def _shown(value: Any) -> str:
@@ -159,7 +188,8 @@ def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.6
             ) -> list[str]:
   """Returns a list of the nearest allowed name, or else of nothing.
 
-  If none is near, those written by their initials or in another order.
+  If none is near, those written by their initials, without vowels or in
+  another order.
 
   Args:
     name: what was given.
@@ -169,7 +199,8 @@ def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.6
   allowed = [*allowed]
   return difflib.get_close_matches(name, allowed, 1, cutoff) or [
       full for full in allowed if len(name) > 1 and (
-          name == initials(full) or sorted(name) == sorted(full))]
+          name in (initials(full), _VOWELS.sub('', full))
+          or sorted(name) == sorted(full))]
 
 
 def whole_numbers(values: Iterable[Any]) -> tuple[int, ...] | None:

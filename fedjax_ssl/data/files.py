@@ -3,9 +3,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 import contextlib
+import math
 import os
 import pathlib
 import stat
+from typing import IO
 import zipfile
 
 import numpy as np
@@ -15,6 +17,7 @@ from fedjax_ssl.core import checks
 _KINDS = ((stat.S_ISDIR, 'a folder'), (stat.S_ISFIFO, 'a pipe'),
           (stat.S_ISCHR, 'a device'), (stat.S_ISBLK, 'a device'),
           (stat.S_ISSOCK, 'a socket'))
+_MAGIC = b'\x93NUMPY'  # What an .npy file begins with.
 
 
 class DataError(ValueError):
@@ -61,12 +64,17 @@ def read_arrays(path: str | os.PathLike[str],
     DataError: whatever is wrong with the file; the message does not name it.
   """
   check_regular(path)
-  if not zipfile.is_zipfile(path):
-    raise DataError('truncated, or no .npz (zip) file')
-  with _saying_why(), np.load(path, allow_pickle=False) as archive:
-    wanted = list(choose(list(archive.files)))
-    _check_size(archive, wanted)
-    return {name: _member(archive, name) for name in wanted}
+  with _saying_why(), _archive(path) as archive:
+    members = {info.filename.removesuffix('.npy'): info
+               for info in archive.infolist()}
+    wanted = {name: members[name] for name in choose(list(members))}
+    # Before any is unpacked.
+    _check_fits(sum(info.file_size for info in wanted.values()))
+    found = {}
+    for name, info in wanted.items():
+      with archive.open(info) as file:
+        found[name] = _array(file, info.file_size, repr(name))
+    return found
 
 
 def read_array(path: str | os.PathLike[str]) -> np.ndarray:
@@ -79,11 +87,10 @@ def read_array(path: str | os.PathLike[str]) -> np.ndarray:
     array, = read_arrays(path, _the_one).values()
     return array
   check_regular(path)
-  with _saying_why(), _refusing_objects('it'), np.errstate(over='ignore'):
-    # Mapped first: a size that the file has not is refused, not made room for.
-    _check_fits(np.lib.format.open_memmap(path, mode='r').nbytes)
-    with open(path, 'rb') as file:  # A map ends the process if that fails.
-      return np.lib.format.read_array(file, allow_pickle=False)
+  with _saying_why(), open(path, 'rb') as file:
+    size = os.path.getsize(path)
+    _check_fits(size)
+    return _array(file, size, 'it')
 
 
 def _the_one(names: list[str]) -> list[str]:
@@ -109,36 +116,42 @@ def _saying_why() -> Iterator[None]:
         error if isinstance(error, OSError | MemoryError) else None)
 
 
-@contextlib.contextmanager
-def _refusing_objects(what: str) -> Iterator[None]:
-  """Says of an array of Python objects what to save in its place."""
+def _archive(path: str | os.PathLike[str]) -> zipfile.ZipFile:
+  """Opens an .npz file."""
   try:
-    yield
-  except ValueError as error:
-    # What NumPy says where it reads such an array, and where it maps one.
-    if not any(words in str(error) for words in (
-        'allow_pickle', 'Python objects')):
-      raise
+    return zipfile.ZipFile(path)
+  except zipfile.BadZipFile as error:
+    if isinstance(fault := error.__context__, OSError):
+      raise fault from None
+    raise DataError('truncated, or no .npz (zip) file') from None
+
+
+def _array(file: IO[bytes], size: int, what: str) -> np.ndarray:
+  """Reads an .npy file of `size` bytes; errors call the array `what`."""
+  if file.read(len(_MAGIC)) != _MAGIC:
+    raise DataError(f'{what} is no .npy array')
+  file.seek(0)
+  shape, dtype = _header(file)
+  if dtype.hasobject:
     raise DataError(f'{what} is an array of Python objects, which are not '
-                    'read; save numbers as such, and words by .astype(str)'
-                    ) from None
+                    'read; save numbers as such, and words by .astype(str)')
+  # Else room would be made for it, which may lack, at each try.
+  if math.prod(shape) * dtype.itemsize > size:
+    raise DataError(f'cannot be read ({what} is cut off: of its shape {shape} '
+                    f'there are {size} bytes)')
+  file.seek(0)
+  return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def _member(archive: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
-  """One array; the error says why a member is no array of numbers."""
-  with _refusing_objects(repr(name)):
-    array = archive[name]
-  if not isinstance(array, np.ndarray):  # Bytes of a member of another kind.
-    raise DataError(f'{name!r} is no .npy array')
-  return array
-
-
-def _check_size(archive: np.lib.npyio.NpzFile, wanted: list[str]) -> None:
-  """Refuses arrays that would not fit in memory, before they are unpacked."""
-  assert archive.zip is not None  # It is open.
-  total = sum(info.file_size for info in archive.zip.infolist()
-              if info.filename.removesuffix('.npy') in wanted)
-  _check_fits(total)
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+  """Reads shape and dtype of an array."""
+  is_first = np.lib.format.read_magic(file) == (1, 0)
+  try:
+    shape, _, dtype = (np.lib.format.read_array_header_1_0 if is_first else
+                       np.lib.format.read_array_header_2_0)(file)
+  except MemoryError:  # What Python says of a text that nests too deep.
+    raise DataError('cannot be read (a header nests too deep)') from None
+  return shape, dtype
 
 
 def _check_fits(total: int) -> None:

@@ -131,7 +131,7 @@ class Run:
                      f'{str(self._job.folder)!r} continues')
           raise KeyboardInterrupt(f'{run.name} stopped at round '
                                   f'{stopped.round}{goes_on}') from None
-      if self._temporary is None:
+      if self._temporary is None and not places[0].is_read_only:
         runs.draw(self._job.folder, {run.name: run._rows for run in everyone})
     return self
 

@@ -111,6 +111,8 @@ def open_folder(job: Job) -> workdir_lib.Workdir:
       job.folder, job.config, facts=job.facts, origin=job.origin,
       allow=stored_texts.may_differ(job))
   def describe() -> None:
+    if place.is_read_only:
+      return
     command.write(place.path)
     own_code.keep(place.path, vars(job.options))
     if job.vocabulary is not None and not (place.path / tokens.FILE).exists():

@@ -1,4 +1,4 @@
-"""What other programs call our options and knobs."""
+"""What other programs call our options and knobs, with _, - or neither."""
 from __future__ import annotations
 
 _OURS = {
@@ -21,11 +21,19 @@ _KNOBS = {
     **dict.fromkeys(('lambda_u', 'ulb_loss_ratio'), 'unlabeled_weight')}
 
 
+def _joined(word: str) -> str:
+  return word.replace('_', '').replace('-', '')
+
+
+_OURS = {_joined(word): names for word, names in _OURS.items()}
+_KNOBS = {_joined(word): name for word, name in _KNOBS.items()}
+
+
 def ours(word: str) -> tuple[str, ...]:
   """Returns the options that a word of another program may mean, or ()."""
-  return _OURS.get(word, ())
+  return _OURS.get(_joined(word), ())
 
 
 def knob(word: str) -> str:
   """Returns the knob that a word of another program means; else the word."""
-  return _KNOBS.get(word, word)
+  return _KNOBS.get(_joined(word), word)

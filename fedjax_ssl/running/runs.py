@@ -63,7 +63,8 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
     given: names of options that the user gave.
 
   Returns:
-    The folders of what was trained, the run's own first.
+    The folders of what was trained, the run's own first; none if they cannot
+    be written.
   """
   is_new = options.workdir is None
   if is_new:
@@ -93,9 +94,11 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
         raise
     num_validation = jobs[0].facts['federation']['num_validation']
     nominal = [job.name for job in jobs if study.is_nominal(job.spec.method)]
+    writes = not places[0].is_read_only
     processes.once(lambda: _finish(workdir, runs, num_validation, nominal,
-                                   report=options.report))
-  return [job.folder for job in jobs]
+                                   draws=writes,
+                                   report=writes and options.report))
+  return [job.folder for job in jobs] if writes else []
 
 
 def prepared(setting: Setting, options: Config, origin: Mapping[str, Any],
@@ -188,22 +191,25 @@ def note_unread(setting: Setting, options: Config, dataset: data.Dataset
   given = _given(setting, options)
   if setting.any_data and options.dataset == setting.defaults['dataset']:
     processes.note(
-        'comes with the library; dataset=NAME and data_dir=DIR train on your '
-        'own data.', dataset=options.dataset)
+        f'comes with the library; {checks.option("dataset", "NAME")} and '
+        f'{checks.option("data_dir", "DIR")} train on your own data.',
+        dataset=options.dataset)
   if given & {'num_labeled_clients'} and options.labels_at == 'server' and (
       dealing.rule_of(setting.deal) == 'pool'):
     processes.note('does nothing: the server has all labels.',
                    num_labeled_clients=options.num_labeled_clients)
   if options.local_steps and given & {'local_epochs'}:
     processes.note(
-        'does not say how long clients train: each takes local_steps='
-        f'{options.local_steps}. With 0 it is by epochs.',
+        'does not say how long clients train: each takes '
+        f'{checks.option("local_steps", options.local_steps)}. With 0 it is by '
+        'epochs.',
         local_epochs=options.local_epochs)
   if options.partition_file:
     for name in sorted(given & {'min_size', 'partition_seed',
                                 'validation_fraction', *dealing.SKEWS}):
-      processes.note('does nothing: partition_file says whose row is whose.',
-                     **{name: getattr(options, name)})
+      processes.note(
+          f'does nothing: {checks.option("partition_file")} says whose row is '
+          'whose.', **{name: getattr(options, name)})
   elif dataset.validation is not None and given & {'validation_fraction'} and (
       options.validation_fraction):
     processes.note('does nothing: the data have a validation part.',
@@ -224,8 +230,9 @@ def _note_absent(job: job_lib.Job) -> None:
   if 0 < count < total:
     who = (f'client {count}' if count + 1 == total else
            f'the clients {count} to {total - 1}')
-    processes.note(f'has no row of {who}; give num_clients={count} if there '
-                   'are no more.', partition_file=file)
+    processes.note(
+        f'has no row of {who}; give {checks.option("num_clients", count)} if '
+        'there are no more.', partition_file=file)
 
 
 def _given(setting: Setting, options: Config) -> set[str]:
@@ -347,10 +354,11 @@ def wanted(options: Config, workdir: pathlib.Path) -> list[Planned]:
 
 
 def _finish(workdir: pathlib.Path, runs: dict[str, list[Any]],
-            num_validation: int, nominal: Collection[str], *, report: bool
-            ) -> None:
+            num_validation: int, nominal: Collection[str], *, draws: bool,
+            report: bool) -> None:
   """Draws the curves and prints the table, which the terminal may refuse."""
-  draw(workdir, runs)
+  if draws:
+    draw(workdir, runs)
   printing.say(summary.table(runs, nominal=nominal))
   few = summary.few_rows([rows for seeds in runs.values() for rows in seeds],
                          num_validation)

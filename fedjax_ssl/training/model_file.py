@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 from typing import Any
-import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ import numpy as np
 
 from fedjax_ssl.core import disk, run_files
 from fedjax_ssl.core.types import PyTree
+from fedjax_ssl.data import files
 
 
 def write(path: str | os.PathLike[str], record: PyTree,
@@ -49,16 +49,14 @@ def read(path: str | os.PathLike[str]
     ValueError: if the file cannot be read, or is another one.
   """
   try:
-    with np.load(path, allow_pickle=False) as file:
-      arrays = dict(file)
+    arrays = files.read_arrays(path)
     about = json.loads(str(arrays.pop('about')))
     about['round'] = int(about['round'])
-  except OSError as error:
-    raise ValueError(f'{os.fspath(path)}: {error.strerror or error}.'
-                     ) from error
-  except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile):
-    raise ValueError(f'{os.fspath(path)} holds no model that Run.save wrote.'
-                     ) from None
+  except (KeyError, TypeError, ValueError) as error:
+    fault = error.__cause__  # Of the system.
+    raise ValueError(f'{os.fspath(path)}' + (
+        f': {error}.' if fault else ' holds no model that Run.save wrote.')
+                     ) from fault
   return about, arrays
 
 

@@ -14,7 +14,7 @@ import pathlib
 import sys
 from typing import Any
 
-from fedjax_ssl.core import disk, imports, registry
+from fedjax_ssl.core import checks, disk, imports, registry
 
 FOLDER = 'code'
 _VERSION = 'version '  # Before that of a package, in place of a hash.
@@ -79,11 +79,12 @@ def begun(folder: pathlib.Path, now: Mapping[str, str],
     copy = folder / FOLDER / name
     if name not in theirs:
       raise ValueError(f'{folder} began without {name}; leave it out, or '
-                       'choose another --workdir.')
+                       f'choose another {checks.option("workdir")}.')
     what = 'has changed since' if name in ours else 'was imported when'
     raise ValueError(f'{name} {what} the run in {folder} began; go on with '
                      f'{copy}, its copy, in its place, or begin anew: in '
-                     'another --workdir, or here once that folder is removed.')
+                     f'another {checks.option("workdir")}, or here once that '
+                     'folder is removed.')
   for name in sorted({*now} & {*was}):
     if now[name] != was[name] and name not in theirs:
       print(f'{name} has changed since the run in {folder} began.',

@@ -9,9 +9,7 @@ and errors keep their types.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-import contextlib
-import contextvars
+from collections.abc import Callable, Mapping, Sequence
 import json
 import sys
 from typing import Any, TypeVar
@@ -52,28 +50,15 @@ def is_first() -> bool:
   return index() == 0
 
 
-_MARK = contextvars.ContextVar('mark', default='')
-
-
-@contextlib.contextmanager
-def marking(mark: str) -> Iterator[None]:
-  """Makes `note` put a mark such as `--` before each option."""
-  token = _MARK.set(mark)
-  try:
-    yield
-  finally:
-    _MARK.reset(token)
-
-
 def note(text: str, **options: Any) -> None:
   """Says something that changes nothing, once for all processes.
 
   Args:
-    text: what is said.
+    text: what is said; `checks.option` names what it advises.
     **options: values of options that it is about; they come before it.
   """
   if is_first():
-    words = [checks.given(options, _MARK.get())] if options else []
+    words = [checks.given(options, checks.mark())] if options else []
     print('Note:', *words, text, file=sys.stderr)
 
 

@@ -48,6 +48,8 @@ from fedjax_ssl.training.checkpoint import manifest, sealed
 
 FIT = 'fedjax_ssl.fit'  # The script of a run that was given its data.
 # Files that only a run leaves; without a config they belong to no run.
+# Faults of a folder that cannot be written, but perhaps read.
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _TRACES = (ROWS, TIMINGS, sealed.STEPS)
 # Facts of the data that a run is on; others are of what is made of them.
 _OF_DATA = ('data_hash', 'partition_hash', 'federation', 'class_names',
@@ -73,12 +75,13 @@ class Workdir:
 
   Attributes:
     path: the folder, absolute.
+    is_read_only: whether it cannot be written, and holds a finished run.
   """
 
   def __init__(self, path: pathlib.Path, lock: int | None,
-               note: Callable[[], None] | None):
+               note: Callable[[], None] | None, *, is_read_only: bool):
     """Is called by `open_workdir`; `note` is what `begin` is to do."""
-    self.path = path
+    self.path, self.is_read_only = path, is_read_only
     self._lock, self._note = lock, note
 
   def begin(self) -> None:
@@ -118,6 +121,9 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
   work, and all return or raise alike (see `processes.once`). The others need
   not see the folder.
 
+  A folder that cannot be written is opened, without a lock, if its run is
+  finished.
+
   Args:
     path: local folder; created if it is missing.
     config: flag values, anything JSON can hold.
@@ -138,15 +144,22 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
   folder = pathlib.Path(path).absolute()
   lock: int | None = None
   note: Callable[[], None] | None = None
+  refused: OSError | None = None
 
   def start() -> None:
-    nonlocal lock, note
+    nonlocal lock, note, refused
     try:
-      lock = _take(folder, str(path))
+      try:
+        lock = _take(folder, str(path))
+      except OSError as error:
+        if error.errno not in _READ_ONLY or not holds_run(folder):
+          raise
+        refused = error
       note = _settle(folder, _plain(config), allow, _plain(facts or {}),
-                     _plain(origin or {}))
-      _sign(lock)
-      disk.remove_partials(folder)
+                     _plain(origin or {}), refused)
+      if lock is not None:
+        _sign(lock)
+        disk.remove_partials(folder)
     except BaseException as error:
       if lock is not None:
         os.close(lock)
@@ -159,7 +172,7 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
       raise
 
   processes.once(start)
-  return Workdir(folder, lock, note)
+  return Workdir(folder, lock, note, is_read_only=refused is not None)
 
 
 def check_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
@@ -289,8 +302,11 @@ def _sign(lock: int) -> None:
 
 def _settle(folder: pathlib.Path, flags: dict[str, Any],
             allow: Collection[str], facts: dict[str, Any],
-            origin: dict[str, Any]) -> Callable[[], None] | None:
+            origin: dict[str, Any], refused: OSError | None
+            ) -> Callable[[], None] | None:
   """Writes the configuration if it is new; else compares it.
+
+  Raises `refused`, why the folder cannot be written, if the run goes on.
 
   Returns:
     What writes that flags or machine have changed, if all steps seem to be
@@ -310,8 +326,11 @@ def _settle(folder: pathlib.Path, flags: dict[str, Any],
   done = max(manifest.rounds(folder / sealed.STEPS), default=0)
   if done >= flags.get('num_rounds', done + 1) and changes.keys().isdisjoint(
       ('bounds', 'num_rounds')):
-    _write(folder, stored)  # What a run of an older version lacks.
+    if refused is None:
+      _write(folder, stored)  # What a run of an older version lacks.
     return note
+  if refused is not None:
+    raise refused
   note()
   return None
 
@@ -381,17 +400,22 @@ def _way_on(folder: pathlib.Path, refused: changes_lib.Changes,
     version = stored['environment'].get('fedjax_ssl', 'unknown')
     return (f' This version has no {", ".join(gone)}; version {version} made '
             'the run.')
+  by_fit = stored.get('origin', {}).get('script') == FIT
+  other = checks.option('workdir')
   if list(refused) != ['num_rounds']:
     if not (folder / FLAGFILE).exists():
       return ''
-    if stored.get('origin', {}).get('script') == FIT:
-      return ' Call fit as for that run, or give another workdir.'
+    if by_fit:
+      return f' Call fit as for that run, or give another {other}.'
+    if not checks.mark():
+      return (f' {folder / FLAGFILE} has its own; give these, or another '
+              f'{other}.')
     own, place = (shlex.quote(str(x)) for x in (folder / FLAGFILE, folder))
     return (f' Continue it with --flagfile={own} --workdir={place}, or give '
-            'another --workdir.')
-  if stored.get('origin', {}).get('script') == FIT:
-    return f' Give rounds={least} or more, or another workdir.'
-  return f' Give --num_rounds={least} or more, or another --workdir.'
+            f'another {other}.')
+  rounds = (f'rounds={least}' if by_fit else
+            checks.option('num_rounds', least))
+  return f' Give {rounds} or more, or another {other}.'
 
 
 def _merged(folder: pathlib.Path, known: Mapping[str, Any],

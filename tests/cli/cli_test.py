@@ -266,7 +266,7 @@ def test_who_has_no_row_in_a_partition_file_is_said(tmp_path):
                   for _ in range(2))
   assert (first.returncode, again.returncode) == (0, 0), again.stderr
   assert (f'Note: --partition_file={file} has no row of the clients 4 to 5; '
-          'give num_clients=4 if there are no more.\n') in first.stderr
+          'give --num_clients=4 if there are no more.\n') in first.stderr
   assert 'no row of' not in again.stderr  # It was told when it began.
 
 

@@ -79,9 +79,15 @@ LINES = {
     'parts_of_flags_typo': (['--clientz=3'], [
         'mean --num_clients or --num_labeled_clients or --']),
     'short_for_parts': (['--lrate=1'], ['mean --learning_rate or --server_l']),
-    'no_flag_is_near': (['--rnds=3'], ['--rnds=3 is no flag; --help lists']),
-    'no_flag_is_near_two_words': (['--batchsize=3'], [
-        '--batchsize=3 is no flag; --help lists']),
+    'part_without_vowels': (['--rnds=3'], ['mean --num_rounds or --']),
+    'names_of_others_joined': (['--batchsize=8'],
+                               ['--labeled_batch or --unlabeled_batch?']),
+    'names_of_others_apart': (['--batch-size=8'],
+                              ['--labeled_batch or --unlabeled_batch?']),
+    'flag_of_absl_typo': (['--logtostder'], ['mean --logtostderr?']),
+    'knob_typo_that_begins_with_no': (
+        ['--method=fedmatch', '--nom_helpers=3'],
+        ['mean the knob --method="fedmatch(num_helpers=3)"?']),
     'flagfile_typo': (['--flagfil=x'], ['mean --flagfile?']),
     'profile_name': (['--method=rscfed', '--profile=papr'],
                      ['--method=rscfed --profile=papr', 'official_isic']),

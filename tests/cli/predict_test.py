@@ -340,7 +340,7 @@ def test_inputs_that_are_refused(images, texts, photos, refuse):
       ('two.npz', 'two.npz: it must have an array x, or one array only, not a, '
        'b\n'),
       ('x.npz', 'x.npz: truncated, or no .npz'),
-      ('no.npy', 'no.npy: cannot be read ('),
+      ('no.npy', 'no.npy: it is no .npy array'),
       ('small.npy', 'small.npy: inputs must be of shape [B, 5, 5, 3], not '),
       ('one.npy', 'one.npy: inputs must be of shape [B, 5, 5, 3], not [].'),
       ('none.npy', 'none.npy has no row.\n')):

@@ -45,7 +45,7 @@ def test_a_folder_of_photos_becomes_a_data_set(photos, tmp_path, capsys):
   assert run(*command[2:]) == 0
   out = tmp_path / 'photos32'
   assert capsys.readouterr().out == f'{out}: 16 images of 4 x 4 pixels\n'
-  assert str(told.value).endswith('; then give --dataset=photos32')
+  assert str(told.value).endswith('; then give dataset=photos32')
   found = data.load('photos32', tmp_path)
   assert found.train.inputs.shape == (8, 4, 4, 3)
   assert found.class_names == ('cat', 'dog')

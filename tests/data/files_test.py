@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import io
 import os
 import threading
@@ -180,8 +181,8 @@ def test_more_than_memory_holds_is_not_unpacked(tmp_path, monkeypatch):
       archive.writestr(f'{name}.npy', zeros)
   monkeypatch.setattr(files, 'memory', lambda: 4 * len(zeros) - 1)
   opened = []
-  monkeypatch.setattr(np.lib.npyio.NpzFile, '__getitem__',
-                      lambda self, key: opened.append(key))
+  monkeypatch.setattr(zipfile.ZipFile, 'open',
+                      lambda self, member: opened.append(member))
   _refused(lambda: data.load('toy', tmp_path), 'toy.npz', 'of memory')
   assert not opened
   assert files.memory() > 0
@@ -200,17 +201,54 @@ def test_a_directory_that_lies_is_refused(tmp_path):
   _refused(lambda: data.load('toy', tmp_path), 'toy.npz', 'cannot be read')
 
 
+@pytest.mark.parametrize('name', ['x.npy', 'x.npz'])
 @pytest.mark.parametrize('shape', [
-    (2**50,), (2**70,), (2**33, 2**33), (-5,), (3,)])
-def test_a_header_of_more_than_the_file_is_refused(tmp_path, shape):
+    '(2**50,)', (2**50,), (2**70,), (2**33, 2**33), (-5,), (3,),
+    '-' * 7000 + '1'])
+def test_a_header_of_more_than_the_file_is_refused(tmp_path, name, shape):
   """It is no lack of memory, which might pass."""
   head = ("{'descr': '|u1', 'fortran_order': False, 'shape': "
           f'{shape}, }}\n').encode()
-  (tmp_path / 'x.npy').write_bytes(
-      b'\x93NUMPY\x01\x00' + len(head).to_bytes(2, 'little') + head)
+  raw = b'\x93NUMPY\x01\x00' + len(head).to_bytes(2, 'little') + head
+  (tmp_path / 'x.npy').write_bytes(raw)
+  _zip(tmp_path / 'x.npz', x=raw)
   with pytest.raises(files.DataError, match='cannot be read') as error:
-    files.read_array(tmp_path / 'x.npy')
+    files.read_array(tmp_path / name)
   assert exit_codes.of(error.value) == exit_codes.REFUSED
+
+
+class _Failing(io.FileIO):
+  """A file on a disk of which each read but the first `left` fails."""
+
+  left = 0
+
+  def read(self, size: int | None = -1) -> bytes:
+    type(self).left -= 1
+    if self.left < 0:
+      raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return super().read(-1 if size is None else size) or b''
+
+
+@pytest.mark.parametrize('name', ['x.npy', 'x.npz'])
+def test_a_disk_that_fails_at_any_read_may_pass(tmp_path, monkeypatch, name):
+  np.save(tmp_path / 'x.npy', IMAGES)
+  np.savez(tmp_path / 'x.npz', IMAGES)
+  failed, usual = 0, open
+  def opened(path, *given, **named):  # Others open files, too.
+    return (_Failing if str(path) == str(tmp_path / name) else usual)(
+        path, *given, **named)
+  for reads in range(100):
+    monkeypatch.setattr(_Failing, 'left', reads)
+    with monkeypatch.context() as patch:
+      patch.setattr('builtins.open', opened)
+      patch.setattr('io.open', opened)
+      try:
+        files.read_array(tmp_path / name)
+        break
+      except files.DataError as error:
+        assert exit_codes.of(error) == exit_codes.MAY_PASS, reads
+        failed += 1
+  assert failed > 2
 
 
 @pytest.mark.parametrize('array', [

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,33 @@ def test_folders_that_link_to_each_other_are_walked_once(tmp_path):
     Image.new('L', (1, 1)).save(tmp_path / name / f'{name}.png')
   found = [str(one.relative_to(tmp_path)) for one in folder.below(tmp_path)]
   assert found == ['a/a.png', 'a/to/b.png', 'b/b.png', 'b/to/a.png']
+
+
+def test_many_folders_that_link_to_each_other_are_walked_once_a_part(tmp_path):
+  """Each way through all of them would be 7! parts long."""
+  names = 'abcdefg'
+  for name in names:
+    (tmp_path / name).mkdir()
+    Image.new('L', (1, 1)).save(tmp_path / name / f'{name}.png')
+    for other in names:
+      (tmp_path / name / f'to_{other}').symlink_to(tmp_path / other)
+  found = [*folder.walk(tmp_path)]
+  assert {*folder.below(tmp_path)} < {*found}
+  for name in names:
+    files = [one for one in found if one.suffix and one.relative_to(
+        tmp_path).parts[0] == name]
+    assert sorted(one.name for one in files) == [f'{x}.png' for x in names]
+
+
+def test_a_part_that_is_a_link_to_another_is_walked_too(tmp_path):
+  """As where one validates on what one tests on."""
+  write(tmp_path)
+  shutil.rmtree(tmp_path / 'val')
+  (tmp_path / 'val').symlink_to('test')
+  def held(part):
+    return [one.relative_to(tmp_path / part)
+            for one in folder.walk(tmp_path) if part in one.parts]
+  assert held('val') == held('test') and len(held('val')) > 2
 
 
 @pytest.mark.parametrize('place', ['{}/pets', 'pets', '../{}/pets', './pets'])

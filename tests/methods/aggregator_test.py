@@ -198,3 +198,12 @@ def test_a_rule_by_name_has_the_defaults_of_the_function(name):
        if p.kind is p.KEYWORD_ONLY}
       for rule in (aggregators.AGGREGATORS[name], getattr(aggregation, name)))
   assert by_name == alone
+
+
+@pytest.mark.parametrize('name', sorted(aggregators.AGGREGATORS))
+def test_a_rule_has_the_defaults_of_the_function_it_is(name):
+  function = getattr(aggregation, name, None)
+  if function is not None:
+    theirs = inspect.signature(function).parameters
+    assert all(theirs[knob].default == ours.default for knob, ours in (
+        inspect.signature(aggregators.AGGREGATORS[name]).parameters.items()))

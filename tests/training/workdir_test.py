@@ -95,7 +95,7 @@ def test_a_run_may_end_earlier_but_not_before_what_is_done(
     (tmp_path / 'checkpoints' / str(done)).mkdir(parents=True)
     (tmp_path / run_files.ROWS).write_text(f'{row}\n')
   with pytest.raises(workdir.WorkdirError, match=(
-      f'num_rounds 10 -> {least - 1}. Give --num_rounds={least} or more')):
+      f'num_rounds 10 -> {least - 1}. Give num_rounds={least} or more')):
     start(tmp_path, num_rounds=least - 1)
   got = start(tmp_path, num_rounds=least)
   assert (got['num_rounds'], got['schedule_rounds']) == (least, 10)
@@ -272,6 +272,34 @@ def test_what_the_system_refuses(tmp_path, monkeypatch, error, text):
     start(tmp_path)
   monkeypatch.undo()
   assert not start(tmp_path)['resumed']
+
+
+@pytest.mark.parametrize('error', ['EROFS', 'EACCES'])
+def test_a_finished_run_is_opened_where_nothing_can_be_written(
+    tmp_path, monkeypatch, error):
+  import errno
+  start(tmp_path)
+  usual = os.open
+  def refuse(path, flags, *rest, **named):
+    if flags & (os.O_WRONLY | os.O_RDWR) and str(path).startswith(
+        str(tmp_path)):
+      raise OSError(getattr(errno, error), 'no', str(path))
+    return usual(path, flags, *rest, **named)
+  monkeypatch.setattr(os, 'open', refuse)
+  with pytest.raises(workdir.WorkdirError, match='cannot be used'):
+    start(tmp_path)
+  (tmp_path / 'checkpoints/10').mkdir(parents=True)
+  before = snapshot(tmp_path)
+  with workdir.open_workdir(tmp_path, FLAGS, allow=('num_rounds',)) as opened:
+    assert opened.is_read_only
+  for changes, words in (({'num_rounds': 11}, 'cannot be used'),
+                         ({'method': 'fedavg'}, 'method fixmatch -> fedavg')):
+    with pytest.raises(workdir.WorkdirError, match=words):
+      start(tmp_path, **changes)
+  assert snapshot(tmp_path) == before
+  monkeypatch.undo()
+  with workdir.open_workdir(tmp_path, FLAGS, allow=('num_rounds',)) as opened:
+    assert not opened.is_read_only
 
 
 def test_full_disk_leaves_no_half_configuration(tmp_path):

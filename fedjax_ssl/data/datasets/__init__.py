@@ -323,8 +323,8 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
     data_dir = os.environ.get(DATA_DIR) or None
   file = name.replace('/', '_') + '.npz'
   if data_dir is None:
-    advice = (f'{_absent(name)}: set --data_dir (or {DATA_DIR}) to a folder '
-              f'with {file}')
+    advice = (f'{_absent(name)}: set {checks.option("data_dir")} (or '
+              f'{DATA_DIR}) to a folder with {file}')
   else:
     data_dir = os.path.expanduser(data_dir)
     path = pathlib.Path(data_dir) / file

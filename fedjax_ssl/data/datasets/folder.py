@@ -8,6 +8,7 @@ import shlex
 
 import numpy as np
 
+from fedjax_ssl.core import checks
 from fedjax_ssl.data.datasets import files, table
 from fedjax_ssl.data.datasets import names as names_lib
 from fedjax_ssl.data.files import check_regular, DataError
@@ -78,7 +79,8 @@ def read(path: pathlib.Path, name: str) -> files.Source:
                         f'{_size(shape)}; `fedjax-ssl resize-images '
                         f'--images={shlex.quote(str(path))} --size=32 '
                         f'--out={shlex.quote(f"{path}32")}` brings all to one '
-                        f'size; then give --dataset={name}32')
+                        f'size; then give '
+                        f'{checks.option("dataset", f"{name}32")}')
       images.append(pixels)
       if part == 'train':
         trained.append(file.relative_to(path).as_posix())
@@ -187,27 +189,31 @@ def below(folder: pathlib.Path) -> list[pathlib.Path]:
   return found
 
 
-def walk(folder: pathlib.Path, above: tuple[tuple[int, int], ...] = ()
-         ) -> Iterator[pathlib.Path]:
+def walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields all that a folder holds, by name, each folder before what it holds.
 
-  What is hidden is left out, and a link to a folder that it would be in, which
-  would never end.
-
-  Args:
-    folder: where.
-    above: device and number of each folder that it was reached through.
+  What is hidden is left out. In each part of the folder, which may be a link to
+  another part, links lead to a folder once, and never to the one walked.
 
   Raises:
     DataError: if a folder cannot be read.
   """
-  passed = *above, _identity(folder)
-  for one in _within(folder):
-    if not one.is_dir():
-      yield one
-    elif _identity(one) not in passed:
-      yield one
-      yield from walk(one, passed)
+  for part in _within(folder):
+    yield from _walk(part, {_identity(folder)})
+
+
+def _walk(one: pathlib.Path, passed: set[tuple[int, int]]
+          ) -> Iterator[pathlib.Path]:
+  """Yields a file, or a folder that was not passed, and what it holds."""
+  held = []
+  if one.is_dir():
+    if (place := _identity(one)) in passed:
+      return
+    passed.add(place)
+    held = _within(one)
+  yield one
+  for inner in held:
+    yield from _walk(inner, passed)
 
 
 def _identity(folder: pathlib.Path) -> tuple[int, int]:

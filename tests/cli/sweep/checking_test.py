@@ -2,8 +2,11 @@
 from __future__ import annotations
 
 import errno
-import subprocess
+import io
+import json
+import sys
 
+from absl.testing import flagsaver
 import pytest
 
 from fedjax_ssl.cli import exit_codes, sweep
@@ -147,22 +150,33 @@ def test_cells_that_differ_in_seeds_are_checked_once(tmp_path, monkeypatch):
   assert 'seeds' not in asked[0]
 
 
-@pytest.mark.parametrize('number, code', [
-    (errno.EIO, exit_codes.MAY_PASS), (errno.EACCES, exit_codes.REFUSED)])
-def test_a_fault_that_may_pass_refuses_no_cell(
-    monkeypatch, capsys, tmp_path, number, code):
+@pytest.mark.parametrize('fault', [
+    OSError(errno.EIO, 'a fault'), MemoryError()])
+@pytest.mark.parametrize('part', ['_own_code', '_check'])
+def test_a_fault_that_may_pass_refuses_no_cell_and_the_others_are_checked(
+    monkeypatch, capsys, fault, part):
+  from fedjax_ssl.cli.sweep import checking
+  real = getattr(checking, part)
+  monkeypatch.setattr(checking.child, 'end_with_parent', lambda: None)
+  def fails_first(*args):
+    monkeypatch.setattr(checking, part, real)
+    raise fault
+  def check(*cells):
+    monkeypatch.setattr(checking, part, fails_first)
+    monkeypatch.setattr(sys, 'stdin', io.StringIO(json.dumps(
+        [[words[0], SETTING.partition(': ')[2], words] for words in cells])))
+    with flagsaver.flagsaver():
+      return checking.main()
+  assert check(['--alpha=1'], ['--alpha=2']) == 0
+  with pytest.raises(SystemExit) as ended:
+    check(['--alpha=1'], ['--method=uda(x=1)'])
+  assert ended.value.code == exit_codes.REFUSED
+  assert "method 'uda' has no knob 'x'" in capsys.readouterr().err
+
+
+def test_a_fault_that_stays_refuses_the_cell(capsys):
   from fedjax_ssl.cli.sweep import checking
   with pytest.raises(SystemExit) as ended, checking._refusing('mine'):
-    raise OSError(number, 'a fault')
-  assert ended.value.code == code
-  said = capsys.readouterr().err
-  monkeypatch.setattr(
-      checking.subprocess, 'run', lambda *args, **kwargs:
-      subprocess.CompletedProcess(args, code, '', said))
-  def check():
-    checking.check('python', tmp_path, grid.parse(SETTING), {})
-  if code == exit_codes.REFUSED:
-    with pytest.raises(grid.GridError, match='mine: .*a fault'):
-      check()
-  else:
-    check()
+    raise OSError(errno.EACCES, 'a fault')
+  assert ended.value.code == exit_codes.REFUSED
+  assert 'error: mine: ' in capsys.readouterr().err
