@@ -47,9 +47,9 @@ from fedjax_ssl.training import environment, processes
 from fedjax_ssl.training.checkpoint import manifest, sealed
 
 FIT = 'fedjax_ssl.fit'  # The script of a run that was given its data.
-# Files that only a run leaves; without a config they belong to no run.
 # Faults of a folder that cannot be written, but perhaps read.
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+# Files that only a run leaves; without a config they belong to no run.
 _TRACES = (ROWS, TIMINGS, sealed.STEPS)
 # Facts of the data that a run is on; others are of what is made of them.
 _OF_DATA = ('data_hash', 'partition_hash', 'federation', 'class_names',
