@@ -19,7 +19,7 @@ import numpy as np
 
 import fedjax_ssl as fssl
 from fedjax_ssl import models
-from fedjax_ssl.core import disk, sampling
+from fedjax_ssl.core import checks, disk, sampling
 from fedjax_ssl.running import huge_pages
 from fedjax_ssl.training import client_rows, environment, offloaded, runner
 
@@ -73,7 +73,8 @@ def run(main: Callable[[], None], quick: Mapping[str, Any] | None = None,
 
 def _in_a_line(function: Callable[..., Any], argv: Sequence[str]) -> Any:
   try:
-    return function(argv)
+    with checks.marking('--'):
+      return function(argv)
   except (ValueError, OSError, MemoryError, flags.Error,
           jax.errors.JaxRuntimeError) as error:
     _refuse(error)

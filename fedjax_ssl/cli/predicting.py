@@ -67,8 +67,9 @@ def rows(where: str, inputs: Iterable[str], seed: int | None) -> list[Row]:
   classes = {class_ for _, class_, _ in made}
   if len(made) >= _MANY and len(classes) == 1 < run.spec.num_classes:
     processes.note(f'All {len(made)} inputs are taken for class '
-                   f'{classes.pop()}, of {run.spec.num_classes}; the model may '
-                   'have learned little, or they are unlike its training data.')
+                   f'{classes.pop()}, of {run.spec.num_classes}; if they are '
+                   'not of it, the model may have learned little, or they are '
+                   'unlike its training data.')
   return made
 
 

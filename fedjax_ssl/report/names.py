@@ -117,26 +117,27 @@ def data_parts(configs: Sequence[Config]) -> list[int]:
 
   Other vectors of the same texts are no other data.
   """
-  firsts: list[Config] = []
-  found = []
-  for config in configs:
-    place = next((i for i, first in enumerate(firsts)
-                  if _share_data(first, config)), len(firsts))
-    if place == len(firsts):
-      firsts.append(config)
-    found.append(place)
-  return found
+  keys = [_data_of(config) for config in configs]
+  # Hashes of the data by their name, and by name and vectors.
+  named = collections.defaultdict[Any, set[str]](set)
+  alike = collections.defaultdict[Any, set[str]](set)
+  for name, vectors, digest in keys:
+    if digest:
+      named[name].add(digest)
+      alike[name, vectors].add(digest)
+  # Under such a name, runs whose data are not known are a part of their own.
+  several = {name for (name, _), some in alike.items() if len(some) > 1}
+  found = [digest if name in several else min(named[name], default=name)
+           for name, _, digest in keys]
+  order = [*dict.fromkeys(found)]
+  return [order.index(part) for part in found]
 
 
-def _share_data(one: Config, other: Config) -> bool:
-  hashes = [(config.get('facts') or {}).get('data_hash')
-            for config in (one, other)]
-  if hashes[0] == hashes[1] is not None:
-    return True
-  first, second = (config.get('flags') or {} for config in (one, other))
-  if any(first.get(name) != second.get(name) for name in ('dataset', 'split')):
-    return False
-  return None in hashes or first.get('embeddings') != second.get('embeddings')
+def _data_of(config: Config) -> tuple[Any, Any, str]:
+  """Name and split of a run's data, their vectors, and their hash or ''."""
+  flags = config.get('flags') or {}
+  return ((flags.get('dataset'), flags.get('split')), flags.get('embeddings'),
+          (config.get('facts') or {}).get('data_hash') or '')
 
 
 def method_of(config: Config) -> str:

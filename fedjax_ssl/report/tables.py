@@ -20,6 +20,8 @@ from fedjax_ssl.report import (
 from fedjax_ssl.report.text import as_csv, by_text
 from fedjax_ssl.training import metric_names
 
+_NAMED = 3  # Runs of one data set, where a line lists them.
+
 
 class Value(NamedTuple):
   """Mean and sample deviation over seeds; None is not known."""
@@ -136,7 +138,9 @@ def _different_data(runs: Sequence[stored_runs.ReportedRun]) -> list[str]:
   if len(parts) < 2:
     return []
   each = [f'{some[0].config["flags"].get("dataset", "?")} '
-          f'({", ".join(run.name for run in some)})' for some in parts.values()]
+          f'({", ".join(run.name for run in some[:_NAMED])}'
+          + f' and {len(some) - _NAMED} more' * (len(some) > _NAMED) + ')'
+          for some in parts.values()]
   return ['The runs are of different data and compared only within the same: '
           f'{"; ".join(each)}.']
 

@@ -5,17 +5,11 @@ from collections.abc import Collection
 import dataclasses
 from typing import Any
 
-import numpy as np
-
 from fedjax_ssl import config, data
 from fedjax_ssl.config import Config
-from fedjax_ssl.running import stored_options
 
 # Sides that images may be shrunk to.
 _LEAST = 32
-# Rows of a client in the mean, where nobody says how many clients there are:
-# deals that give each at least 10 are seldom found for fewer.
-_ROWS = 20
 
 
 def decided(options: Config, given: Collection[str], dataset: data.Dataset
@@ -99,28 +93,3 @@ def _clients(options: Config, given: Collection[str], dataset: data.Dataset
         'leave it out, or give partition=setting to have the rows dealt.',
         dataset=options.dataset)
   return {'partition': 'natural', 'num_clients': number}
-
-
-def for_few_rows(options: Config, given: Collection[str], dataset: data.Dataset
-                 ) -> Config:
-  """Returns the options with fewer clients where the default has too few rows.
-
-  Where some rows have no label, it is at most one client for each label.
-
-  Args:
-    options: what `decided` returns.
-    given: names that the user gave.
-    dataset: the examples.
-  """
-  if {'num_clients', 'min_size'}.intersection(given) or (
-      options.partition_file or options.partition != 'setting'
-      or options.num_labeled_clients >= 0):
-    return options
-  known = np.asarray(dataset.train.labels) >= 0
-  size = int(known.sum()) if not known.all() else (
-      min(known.size, options.max_rows or known.size) // _ROWS)
-  # A run that has begun keeps its clients.
-  number = stored_options.read(options.workdir, ['num_clients']).get(
-      'num_clients') or max(1, min(size, options.num_clients))
-  return config.with_cohort(
-      dataclasses.replace(options, num_clients=number), given)

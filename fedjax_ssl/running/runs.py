@@ -275,7 +275,7 @@ def decided(setting: Setting, options: Config, given: Collection[str],
 
   Where the first clients hold all labels, no default says how many there are.
   Of a user's own data of which some rows have no label, all known labels count:
-  nobody hides labels that are rare. Nor are there many clients for few rows.
+  nobody hides labels that are rare.
 
   Args:
     setting: how rows are dealt.
@@ -288,8 +288,6 @@ def decided(setting: Setting, options: Config, given: Collection[str],
   """
   options = data_defaults.decided(options, given, dataset)
   own = setting.any_data
-  if own:
-    options = data_defaults.for_few_rows(options, given, dataset)
   if config.HOW_MANY.intersection(given):
     return options
   if dealing.holders_alone(options):

@@ -227,9 +227,9 @@ _ALL = (
         'own_data',
         'Your own images or texts: modest defaults, with both bounds and a '
         'report.',
-        '20 clients, fewer of few rows, 8 a round, all rows dealt by '
-        'Dirichlet(0.3), or left with the clients that the data name; 10 '
-        'labels a class in all. Network and views are chosen by the data.',
+        '20 clients, 8 a round, all rows dealt by Dirichlet(0.3), or left with '
+        'the clients that the data name; 10 labels a class in all. Network '
+        'and views are chosen by the data.',
         dealing.own,
         # Unlabeled rows help only if the labels are what limits the model. So
         # there are few of them, a rate so low that drift is no limit, and

@@ -53,10 +53,9 @@ def read(path: str | os.PathLike[str]
     about = json.loads(str(arrays.pop('about')))
     about['round'] = int(about['round'])
   except (KeyError, TypeError, ValueError) as error:
-    fault = error.__cause__  # Of the system.
-    raise ValueError(f'{os.fspath(path)}' + (
-        f': {error}.' if fault else ' holds no model that Run.save wrote.')
-                     ) from fault
+    why = f': {error}' if isinstance(error, files.DataError) else ''
+    raise ValueError(f'{os.fspath(path)} holds no model that Run.save wrote'
+                     f'{why}.') from error.__cause__  # A fault of the system.
   return about, arrays
 
 

@@ -84,8 +84,7 @@ class Progress:
     self._accuracy: float | None = None
     self._stream = stream or sys.stderr
     self._bar = _bar(name, total, start, self._stream)
-    self._waiting = threading.Timer(_LONG, self._say, ['still compiling, or in '
-                                                       'its first round'])
+    self._waiting = threading.Timer(_LONG, self._say_that_it_lives)
     self._waiting.daemon = True
     if start >= total:
       return  # All rounds are done.
@@ -100,6 +99,10 @@ class Progress:
     # A reader that is gone ends the run at a round, and not here.
     with contextlib.suppress(OSError, ValueError):
       print(f'{self._name}: {text}', file=self._stream, flush=True)
+
+  def _say_that_it_lives(self) -> None:
+    if self._first is None:
+      self._say('still compiling, or in the first round')
 
   def update(self, round_: int, accuracy: float | None = None) -> None:
     """Shows a state of the run.

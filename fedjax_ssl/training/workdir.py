@@ -144,10 +144,10 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
   folder = pathlib.Path(path).absolute()
   lock: int | None = None
   note: Callable[[], None] | None = None
-  refused: OSError | None = None
 
-  def start() -> None:
-    nonlocal lock, note, refused
+  def start() -> bool:
+    nonlocal lock, note
+    refused: OSError | None = None
     try:
       try:
         lock = _take(folder, str(path))
@@ -160,6 +160,7 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
       if lock is not None:
         _sign(lock)
         disk.remove_partials(folder)
+      return refused is not None
     except BaseException as error:
       if lock is not None:
         os.close(lock)
@@ -171,8 +172,8 @@ def open_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,
         ) from error
       raise
 
-  processes.once(start)
-  return Workdir(folder, lock, note, is_read_only=refused is not None)
+  is_read_only = processes.once(start)
+  return Workdir(folder, lock, note, is_read_only=is_read_only)
 
 
 def check_workdir(path: str | os.PathLike[str], config: Mapping[str, Any], *,

@@ -148,35 +148,12 @@ def test_clients_that_hold_all_labels_beat_the_default(
       per_class, fraction)
 
 
-def decided(dataset: data.Dataset | None = None, name: str = 'own_data', **given
-            ) -> config.Config:
+def decided(**given) -> config.Config:
   """What `train own_data` makes of flags."""
   return runs.decided(
-      settings.SETTINGS[name],
-      config.resolve({**settings.defaults_of(name), **given}, given),
-      given, dataset or toy())
-
-
-@pytest.mark.parametrize('labels, given, clients', [
-    ([0, 1] * 500, {}, 20), ([0, 1] * 50, {}, 5), ([0, 1], {}, 1),
-    ([0, 1] * 500, {'max_rows': 80}, 4),
-    ([0, 1] * 8 + [0] + [-1] * 300, {}, 17),
-    ([0, 1] * 50, {'num_clients': 9}, 9), ([0, 1] * 50, {'min_size': 2}, 20),
-    ([0, 1] * 50, {'num_labeled_clients': 3}, 20)])
-def test_few_rows_have_fewer_clients_by_default(labels, given, clients):
-  """Of rows without labels each client has one label in the mean."""
-  rows = toy(owner=np.zeros(6, int))
-  train = rows.train._replace(labels=np.array(labels), inputs=np.zeros(
-      (len(labels), 8, 8, 1), np.uint8))
-  found = decided(rows._replace(train=train, owner=None), **given)
-  assert (found.num_clients, found.cohort_size) == (clients, min(8, clients))
-
-
-def test_a_run_that_has_begun_keeps_its_clients(tmp_path):
-  (tmp_path / 'config.json').write_text(json.dumps({
-      'flags': {'num_clients': 7}, 'facts': {}, 'environment': {},
-      'restarts': []}))
-  assert decided(workdir=str(tmp_path)).num_clients == 7
+      settings.SETTINGS['own_data'],
+      config.resolve({**settings.defaults_of('own_data'), **given}, given),
+      given, toy())
 
 
 def test_whole_clients_hold_the_labels_of_own_data():

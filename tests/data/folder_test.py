@@ -1,6 +1,7 @@
 """Images in a folder for each class."""
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import shutil
@@ -188,7 +189,7 @@ def test_folders_that_link_to_each_other_are_walked_once(tmp_path):
   assert found == ['a/a.png', 'a/to/b.png', 'b/b.png', 'b/to/a.png']
 
 
-def test_many_folders_that_link_to_each_other_are_walked_once_a_part(tmp_path):
+def test_many_folders_that_link_to_each_other_are_walked_once_a_class(tmp_path):
   """Each way through all of them would be 7! parts long."""
   names = 'abcdefg'
   for name in names:
@@ -198,10 +199,26 @@ def test_many_folders_that_link_to_each_other_are_walked_once_a_part(tmp_path):
       (tmp_path / name / f'to_{other}').symlink_to(tmp_path / other)
   found = [*folder.walk(tmp_path)]
   assert {*folder.below(tmp_path)} < {*found}
-  for name in names:
-    files = [one for one in found if one.suffix and one.relative_to(
-        tmp_path).parts[0] == name]
-    assert sorted(one.name for one in files) == [f'{x}.png' for x in names]
+  for name, other in itertools.permutations(names, 2):
+    files = [one.name for one in found
+             if one.suffix and tmp_path / name / f'to_{other}' in one.parents]
+    assert sorted(files) == [f'{x}.png' for x in names if x != name]
+
+
+def test_a_class_that_is_a_link_to_another_is_read_too(tmp_path):
+  """Whichever comes first by name, and also as images without a label."""
+  write(tmp_path / 'pets')
+  shutil.rmtree(tmp_path / 'pets/train/unlabeled')
+  for name in ('unlabeled', 'alias'):
+    (tmp_path / 'pets/train' / name).symlink_to('dog')
+  held = {one.name: len(folder.below(one))
+          for one in folder.walk(tmp_path / 'pets') if one.is_dir()
+          and one.parent.name == 'train'}
+  assert held['unlabeled'] == held['alias'] == held['dog'] > 0
+  walked = {one.relative_to(tmp_path / 'pets').parts[1]
+            for one in folder.below(tmp_path / 'pets')
+            if one.parent.parent.name == 'train'}
+  assert walked == {*held}
 
 
 def test_a_part_that_is_a_link_to_another_is_walked_too(tmp_path):

@@ -1,6 +1,7 @@
 """Runs of different data are told as such, and not compared."""
 from __future__ import annotations
 
+import itertools
 import pathlib
 
 import pytest
@@ -29,6 +30,24 @@ def _config(digest: str | None = 'd', **flags) -> dict:
     (_config('a'), {}, False)])
 def test_what_is_the_same_data(one, other, same):
   assert names.data_parts([one, other]) == [0, int(not same)]
+
+
+@pytest.mark.parametrize('configs, parts', [
+    # What is of unknown data joins no two that are known to differ.
+    ([_config('a'), _config('b'), _config(None)], 'abc'),
+    ([_config('a'), _config('a'), _config(None)], 'aaa'),
+    # Nor do other vectors.
+    ([_config('a'), _config('b'), _config('e', embeddings='v.npz')], 'abc'),
+    ([_config('a'), _config('f', embeddings='w.npz'),
+      _config('e', embeddings='v.npz')], 'aaa'),
+    ([_config('a'), _config('b'), _config('b', dataset='x'),
+      _config(None, dataset='x')], 'abbb')])
+def test_the_order_of_runs_parts_none(configs, parts):
+  for order in itertools.permutations(range(len(configs))):
+    found = names.data_parts([configs[i] for i in order])
+    wanted = ''.join(parts[i] for i in order)
+    first = [*dict.fromkeys(wanted)]
+    assert found == [first.index(part) for part in wanted]
 
 
 def _run(folder: pathlib.Path, accuracy: float, digest: str, **flags) -> str:

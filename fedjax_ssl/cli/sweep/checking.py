@@ -5,7 +5,7 @@ neither JAX nor code of the user's.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -85,9 +85,14 @@ def main() -> int:
   A fault that may pass refuses no cell, and the others are checked.
   """
   child.end_with_parent()
+  with checks.marking('--'):
+    return _check_all(json.loads(sys.stdin.read()))
+
+
+def _check_all(cells: Iterable[Sequence[Any]]) -> int:
   # By code of the user's own, after those without any.
   groups: dict[frozenset[str], list[list[Any]]] = {frozenset(): []}
-  for shown, setting, words in json.loads(sys.stdin.read()):
+  for shown, setting, words in cells:
     with _refusing(shown):
       groups.setdefault(_own_code(setting, words), []).append(
           [shown, setting, words])

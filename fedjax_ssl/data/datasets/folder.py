@@ -192,28 +192,33 @@ def below(folder: pathlib.Path) -> list[pathlib.Path]:
 def walk(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields all that a folder holds, by name, each folder before what it holds.
 
-  What is hidden is left out. In each part of the folder, which may be a link to
-  another part, links lead to a folder once, and never to the one walked.
+  What is hidden is left out. A part of the folder, and a class of a part, may
+  be a link to another one; further down links lead to a folder once, and none
+  leads to where one is.
 
   Raises:
     DataError: if a folder cannot be read.
   """
-  for part in _within(folder):
-    yield from _walk(part, {_identity(folder)})
+  yield from _walk(folder, {_identity(folder)}, parted=2)
 
 
-def _walk(one: pathlib.Path, passed: set[tuple[int, int]]
+def _walk(folder: pathlib.Path, passed: set[tuple[int, int]], parted: int
           ) -> Iterator[pathlib.Path]:
-  """Yields a file, or a folder that was not passed, and what it holds."""
-  held = []
-  if one.is_dir():
-    if (place := _identity(one)) in passed:
-      return
-    passed.add(place)
-    held = _within(one)
-  yield one
-  for inner in held:
-    yield from _walk(inner, passed)
+  """Yields what a folder holds, without folders that were passed.
+
+  Args:
+    folder: where.
+    passed: device and number of those folders; gets those that are walked.
+    parted: over how many levels each folder has a set of its own.
+  """
+  for one in _within(folder):
+    if not one.is_dir():
+      yield one
+    elif (place := _identity(one)) not in passed:
+      mine = {*passed} if parted else passed
+      mine.add(place)
+      yield one
+      yield from _walk(one, mine, max(parted - 1, 0))
 
 
 def _identity(folder: pathlib.Path) -> tuple[int, int]:
