@@ -119,8 +119,10 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
     return f'{word} is no flag. {_did_you_mean(ours)}'
   # Said at once, without loading JAX.
   known = [*flags.FLAGS, 'flagfile']
-  if near := checks.nearest(knob, known, _NEAR) or (
-      checks.nearest(knob.removeprefix('no'), known, _NEAR)):
+  negated = re.sub('^no[-_]?', '', knob)
+  if near := checks.nearest(knob, known, _NEAR) or [
+      f'no{name}' if name in flags.FLAGS and flags.FLAGS[name].boolean else name
+      for name in checks.nearest(negated, known, _NEAR)]:
     return f'{word} is no flag. {_did_you_mean(near)}'
   if said := _as_knob(word, other_names.knob(knob), given):
     return said

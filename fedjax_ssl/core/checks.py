@@ -17,7 +17,7 @@ MOST, LEAST = 3.4028234663852886e38, 1.1754943508222875e-38
 # JAX cuts larger seeds to 32 bits, and two runs would be one.
 LARGEST_SEED = 2**32 - 1
 _WIDTH = 80  # Of a value in a message, in characters.
-_VOWELS = re.compile('[aeiou]')
+_VOWELS, _SIGNS = re.compile('[aeiou]'), re.compile('[-_ ]')
 
 # Fields whose flag has a name that Python keeps for itself.
 _FLAGS = {'imports': 'import'}
@@ -188,8 +188,8 @@ def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.6
             ) -> list[str]:
   """Returns a list of the nearest allowed name, or else of nothing.
 
-  If none is near, those written by their initials, without vowels or in
-  another order.
+  First are those that differ by capitals and signs between words alone. If none
+  is near, those written by their initials, without vowels or in another order.
 
   Args:
     name: what was given.
@@ -197,10 +197,16 @@ def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.6
     cutoff: how alike the two are at least, 0 to 1, by `difflib`.
   """
   allowed = [*allowed]
+  if same := [full for full in allowed if _folded(full) == _folded(name)]:
+    return same
   return difflib.get_close_matches(name, allowed, 1, cutoff) or [
       full for full in allowed if len(name) > 1 and (
           name in (initials(full), _VOWELS.sub('', full))
           or sorted(name) == sorted(full))]
+
+
+def _folded(name: str) -> str:
+  return _SIGNS.sub('', name.lower())
 
 
 def whole_numbers(values: Iterable[Any]) -> tuple[int, ...] | None:

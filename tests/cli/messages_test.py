@@ -71,9 +71,12 @@ LINES = {
                         ['mean the knob --method="fixmatch(threshold=...)"?']),
     'knob_that_begins_with_no': (['--noise_multiplier'], [
         'knob of dpsgd, fedssl', '--method="dpsgd(noise_multiplier=...)"']),
+    'misspelt_negation': (['--nobound'], ['mean --nobounds?']),
+    'negation_of_two_words': (['--no-bounds'], ['mean --nobounds?']),
+    'capitals_of_a_paper': (['--method=FixMatch'], ["mean 'fixmatch'?"]),
     'no_flag': (['--xyzzy'], ['--xyzzy is no flag', '--help']),
     'no_flag_of_three_letters': (['--foo'], ['--foo is no flag; --help']),
-    'flag_off_typo': (['--nobonds'], ['mean --bounds?']),
+    'flag_off_typo': (['--nobonds'], ['mean --nobounds?']),
     'part_of_a_flag_typo': (['--learnign=1'], [
         'mean --learning_rate or --server_learning_rate?']),
     'parts_of_flags_typo': (['--clientz=3'], [

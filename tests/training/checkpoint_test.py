@@ -37,10 +37,14 @@ def test_restores_the_newest_step_bit_for_bit(folder):
 def test_a_full_disk_is_called_so(tmp_path, monkeypatch):
   """TensorStore says it behind some hundred letters of other names."""
   writer = checkpoint.Checkpoints(tmp_path)
-  writer.save(1, make_tree(1))
   def full(*unused):
     raise ValueError(f'RESOURCE_EXHAUSTED: {"x" * 300}: Failed to write 9 bytes'
                      ": No space left on device [os_error_code='28']")
+  with monkeypatch.context() as patched:
+    patched.setattr(writer, '_write', full)
+    with pytest.raises(checkpoint.SaveError, match='the disk is full.$'):
+      writer.save(1, make_tree(1))
+  writer.save(1, make_tree(1))
   monkeypatch.setattr(writer, '_write', full)
   with pytest.raises(checkpoint.SaveError, match=(
       r'Cannot save round 2 in .*: the disk is full\. Earlier steps are kept')):

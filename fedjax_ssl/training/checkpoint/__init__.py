@@ -147,8 +147,8 @@ class Checkpoints:
     except _StepError as error:
       disk.remove(pathlib.Path(f'{step}{_PARTIAL}'))
       raise SaveError(
-          f'Cannot save round {round_} in {self._directory}: {error}. '
-          'Earlier steps are kept.') from None
+          f'Cannot save round {round_} in {self._directory}: {error}.'
+          + ' Earlier steps are kept.' * bool(self.rounds())) from None
     for old in [r for r in self.rounds() if r <= round_][:-self._keep]:
       shutil.rmtree(self._directory / str(old), ignore_errors=True)
 
