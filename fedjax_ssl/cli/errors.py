@@ -24,6 +24,8 @@ from fedjax_ssl.running import other_names
 # Faults of a name that no file can have.
 _OF_A_NAME = (errno.ELOOP, errno.ENAMETOOLONG)
 
+# absl's flags that one gives.
+_MORE = ('flagfile', 'verbosity', 'logtostderr', 'alsologtostderr', 'log_dir')
 # How alike a word and the flag or knob that it may mean are at least.
 _NEAR = 0.84
 
@@ -118,10 +120,12 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
   if ours := other_names.ours(knob):
     return f'{word} is no flag. {_did_you_mean(ours)}'
   # Said at once, without loading JAX.
-  known = [*flags.FLAGS, 'flagfile']
+  kinds = {checks.flag(name): option.kind
+           for name, option in config.OPTIONS.items()}
+  known = [*kinds, *_MORE]
   negated = re.sub('^no[-_]?', '', knob)
   if near := checks.nearest(knob, known, _NEAR) or [
-      f'no{name}' if name in flags.FLAGS and flags.FLAGS[name].boolean else name
+      f'no{name}' if kinds.get(name) is bool else name
       for name in checks.nearest(negated, known, _NEAR)]:
     return f'{word} is no flag. {_did_you_mean(near)}'
   if said := _as_knob(word, other_names.knob(knob), given):
