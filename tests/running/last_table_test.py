@@ -28,7 +28,8 @@ def test_an_epsilon_that_guarantees_nothing_says_so(
           ('ours', "fedssl(dp_scope='classifier')"),
           ('printed', "fedssl(dp_scope='generator')"))]
   monkeypatch.setattr(runs, 'prepared', lambda *_: jobs)
-  monkeypatch.setattr(execution, 'open_folders', lambda *_: [None, None])
+  monkeypatch.setattr(execution, 'open_folders', lambda *_: 2 * [
+      types.SimpleNamespace(is_read_only=False)])
   monkeypatch.setattr(execution, 'run', lambda *_: [
       [{'round': 1, 'accuracy': .5, 'epsilon': 3.}]])
   monkeypatch.setattr(runs, 'draw', lambda *_: None)
