@@ -197,7 +197,7 @@ def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.6
     cutoff: how alike the two are at least, 0 to 1, by `difflib`.
   """
   allowed = [*allowed]
-  if same := [full for full in allowed if _folded(full) == _folded(name)]:
+  if same := [full for full in allowed if folded(full) == folded(name)]:
     return same
   return difflib.get_close_matches(name, allowed, 1, cutoff) or [
       full for full in allowed if len(name) > 1 and (
@@ -205,7 +205,8 @@ def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.6
           or sorted(name) == sorted(full))]
 
 
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
+  """Returns a name in small letters, without signs between its words."""
   return _SIGNS.sub('', name.lower())
 
 

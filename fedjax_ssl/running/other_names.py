@@ -1,6 +1,8 @@
 """What other programs call our options and knobs, with _, - or neither."""
 from __future__ import annotations
 
+from fedjax_ssl.core import checks
+
 _OURS = {
     **dict.fromkeys(('batch_size', 'bs'), ('labeled_batch', 'unlabeled_batch')),
     **dict.fromkeys(('clients_per_round', 'num_participants', 'participation',
@@ -21,19 +23,15 @@ _KNOBS = {
     **dict.fromkeys(('lambda_u', 'ulb_loss_ratio'), 'unlabeled_weight')}
 
 
-def _joined(word: str) -> str:
-  return word.replace('_', '').replace('-', '')
-
-
-_OURS = {_joined(word): names for word, names in _OURS.items()}
-_KNOBS = {_joined(word): name for word, name in _KNOBS.items()}
+_OURS = {checks.folded(word): names for word, names in _OURS.items()}
+_KNOBS = {checks.folded(word): name for word, name in _KNOBS.items()}
 
 
 def ours(word: str) -> tuple[str, ...]:
   """Returns the options that a word of another program may mean, or ()."""
-  return _OURS.get(_joined(word), ())
+  return _OURS.get(checks.folded(word), ())
 
 
 def knob(word: str) -> str:
   """Returns the knob that a word of another program means; else the word."""
-  return _KNOBS.get(_joined(word), word)
+  return _KNOBS.get(checks.folded(word), word)

@@ -215,10 +215,10 @@ def _walk(folder: pathlib.Path, passed: set[tuple[int, int]], parted: int
     if not one.is_dir():
       yield one
     elif (place := _identity(one)) not in passed:
-      mine = {*passed} if parted else passed
+      mine = {*passed} if parted > 0 else passed
       mine.add(place)
       yield one
-      yield from _walk(one, mine, max(parted - 1, 0))
+      yield from _walk(one, mine, parted - 1)
 
 
 def _identity(folder: pathlib.Path) -> tuple[int, int]:
