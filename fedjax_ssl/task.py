@@ -120,7 +120,29 @@ def check_texts(texts: Mapping[str, str | None]) -> None:
   """
   for field, known in REGISTRIES.items():
     if (text := texts.get(field)) not in (None, 'auto'):
-      knobs.check(field, text, known, _FILLED.get(field, ()))
+      try:
+        knobs.check(field, text, known, _FILLED.get(field, ()))
+      except checks.FieldError:
+        if meant := _of_another(field, text):
+          raise checks.FieldError(field, text.strip(), meant) from None
+        raise
+
+
+def _of_another(field: str, text: str) -> str:
+  """Says which other option takes a name or knob that this one does not."""
+  name = text.partition('(')[0].strip().lower()
+  if name in REGISTRIES[field]:
+    known = knobs.names(REGISTRIES[field][name])
+    return next((f'{knob!r} is an option and no knob of {name}: give '
+                 f'{checks.option(knob, value)} beside it.'
+                 for knob, value in registry.parse(text)[1].items()
+                 if knob not in known and knob in config.OPTIONS), '')
+  rule = 'momentum' if name == 'fedavgm' else name.removeprefix('fed')
+  if field == 'method' and rule in server_optimizers.SERVER_OPTIMIZERS:
+    return (f'give a method as {checks.option("method", "fedavg")} with '
+            f'{checks.option("server_optimizer", rule)}.')
+  return next((f'it is given as {checks.option(other, name)}.'
+               for other, known in REGISTRIES.items() if name in known), '')
 
 
 def notes(spec: TaskSpec) -> list[str]:

@@ -194,11 +194,16 @@ def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.6
   Args:
     name: what was given.
     allowed: the names.
-    cutoff: how alike the two are at least, 0 to 1, by `difflib`.
+    cutoff: how alike the two are at least, 0 to 1, by `difflib`. A `fed` with
+      which both begin does not count.
   """
   allowed = [*allowed]
   if same := [full for full in allowed if folded(full) == folded(name)]:
     return same
+  if name.startswith('fed'):
+    tails = {full.removeprefix('fed'): full for full in allowed}
+    return [tails[tail] for tail in difflib.get_close_matches(
+        name.removeprefix('fed'), tails, 1, cutoff)]
   return difflib.get_close_matches(name, allowed, 1, cutoff) or [
       full for full in allowed if len(name) > 1 and (
           name in (initials(full), _VOWELS.sub('', full))

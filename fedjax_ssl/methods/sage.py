@@ -31,14 +31,15 @@ def sage(task: Task, *, threshold: float = 0.95, half_gap: float = 0.05,
   received, with its running statistics. Under batch normalization all three
   views go through the model in training as one batch, as in the authors' code.
 
-  Four things differ from that code. It has a client's labeled images among its
+  Five things differ from that code. It has a client's labeled images among its
   unlabeled rows as well, and leaves out batches that are not full. It adds
   1e-10 to both sides of KL before the logarithm, which matters only for
-  probabilities below 1e-9; here nothing is added. It hands one optimizer,
-  momentum included, from client to client; here each client starts anew, as
-  clients train side by side. It weighs clients by 2000 n_s + n_u, as its loader
-  repeats the labeled rows so often; here they count by the rows they have, as
-  the paper has it.
+  probabilities below 1e-9; here nothing is added. Its epochs
+  have n_u / 128 steps of 256 unlabeled rows, two passes; here an epoch is one,
+  and `local_steps` gives as many. It hands one optimizer, momentum included,
+  from client to client; here each client starts anew, as clients train side by
+  side. It weighs clients by 2000 n_s + n_u, as its loader repeats the labeled
+  rows so often; here they count by the rows they have, as the paper has it.
 
   Args:
     task: the static choices.

@@ -170,7 +170,8 @@ def check_columns(columns: Sequence[str], runs: Runs) -> None:
   for name in columns:
     if name not in known:
       raise checks.FieldError(
-          'columns', name, 'no run ends with such a number; there are '
+          'columns', name, 'no run ends with such a number.'
+          f'{checks.near(name, known)} There are: '
           f'{", ".join(sorted(known)) or "none"}.')
 
 

@@ -91,6 +91,7 @@ def main_table(runs: Sequence[stored_runs.ReportedRun],
   """
   summary.check_columns(more, {run.name: run.seeds for run in runs})
   rows: list[list[str | Value]] = []
+  differ = _different_data(runs)
   methods = [run.config['flags'].get('method', '') for run in runs]
   called = names.short(methods)
   all_outcomes = [[stored_runs.outcome(seed) for seed in run.seeds]
@@ -112,15 +113,15 @@ def main_table(runs: Sequence[stored_runs.ReportedRun],
     sent = [o['metrics'].get('bytes_up', 0) + o['metrics'].get('bytes_down', 0)
             for o in outcomes]
     rows.append([
-        run.name, called[method],
+        run.name, *[_dataset(run)] * bool(differ), called[method],
         _of(len(run.seeds), len(run.planned)), _rounds(run), *columns,
         *[study.spent(method, [o['metrics'].get('epsilon')
                                for o in outcomes])] * private, _paper(run),
         over_seeds([s / 1e6 for s in sent]) if any(sent) else Value(None),
         Value(None if run.seconds is None else run.seconds / 60,
               None, 1)])
-  differ = _different_data(runs)
-  return Grid(['run', 'method', 'seeds', 'rounds', 'final, %',
+  return Grid(['run', *['dataset'] * bool(differ), 'method', 'seeds', 'rounds',
+               'final, %',
                f'last {summary.TAIL} evaluations, %',
                'validation-selected, %', *['local models, %'] * local,
                *map(metric_names.title, more), *['epsilon'] * private,
@@ -137,12 +138,16 @@ def _different_data(runs: Sequence[stored_runs.ReportedRun]) -> list[str]:
     parts.setdefault(part, []).append(run)
   if len(parts) < 2:
     return []
-  each = [f'{some[0].config["flags"].get("dataset", "?")} '
+  each = [f'{_dataset(some[0])} '
           f'({", ".join(run.name for run in some[:_NAMED])}'
           + f' and {len(some) - _NAMED} more' * (len(some) > _NAMED) + ')'
           for some in parts.values()]
   return ['The runs are of different data and compared only within the same: '
           f'{"; ".join(each)}.']
+
+
+def _dataset(run: stored_runs.ReportedRun) -> str:
+  return str(run.config['flags'].get('dataset', '?'))
 
 
 def _few_rows(runs: Sequence[stored_runs.ReportedRun]) -> list[str]:

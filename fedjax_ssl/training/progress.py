@@ -102,7 +102,7 @@ class Progress:
 
   def _say_that_it_lives(self) -> None:
     if self._first is None:
-      self._say('still compiling, or in the first round')
+      self._say('still compiling, or in a long round')
 
   def update(self, round_: int, accuracy: float | None = None) -> None:
     """Shows a state of the run.

@@ -24,6 +24,14 @@ LINES = {
         "'mine' is unknown. Allowed", 'One of your own is FILE.py:NAME.']),
     'knob_value_far': (["--method=uda(tsa='zzzzz')"], [
         "tsa 'zzzzz' is unknown. Allowed: exp, linear, log, none."]),
+    'far_name': (['--method=fedopt'], ["'fedopt' is unknown. Allowed"]),
+    'aggregator_as_method': (['--method=krum'], [
+        '--method=krum: it is given as --aggregator=krum.']),
+    'server_as_method': (['--method=FedAdam'], [
+        '--method=fedavg with --server_optimizer=adam.']),
+    'server_of_others': (['--method=fedavgm'], ['--server_optimizer=momentum']),
+    'flag_as_knob': (['--method=fixmatch(learning_rate=.1)'], [
+        "'learning_rate' is an option", 'give --learning_rate=0.1 beside it']),
     'knob_as_flag': (['--method=fixmatch(mu=.5)', '--threshold=0.8'],
                      ['--threshold=0.8', '"fixmatch(mu=0.5, threshold=0.8)"']),
     'knob_as_flag_without': (['--threshold=0.8'],

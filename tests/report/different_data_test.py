@@ -1,6 +1,7 @@
 """Runs of different data are told as such, and not compared."""
 from __future__ import annotations
 
+import csv
 import itertools
 import pathlib
 
@@ -81,6 +82,9 @@ def test_each_is_compared_with_its_own_bounds(tmp_path, capsys, other):
           f'digits ({", ".join(first)}); {other} ({", ".join(second)}).')
   assert line in said and line in (out / 'index.html').read_text()
   assert '**' not in (out / 'table.md').read_text()  # None is the best.
+  with open(out / 'table.csv', newline='') as file:
+    assert {row['run']: row['dataset'] for row in csv.DictReader(file)} == {
+        **dict.fromkeys(first, 'digits'), **dict.fromkeys(second, other)}
   rows = [[cell.strip() for cell in row.split('|')[1:3]] for row in (
       out / 'differences.md').read_text().splitlines()[2:]
           if row.startswith('|')]

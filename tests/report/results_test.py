@@ -270,9 +270,9 @@ def test_numbers_in_doubt_are_shown_with_a_mark(tmp_path):
   first, second = json.loads((tmp_path / 'table.json').read_text())['runs']
   assert first['verdict'] == [['diverged', 'loss 7.6e+10'], None]
   assert second['verdict'] == [None, None]
-  done = _call(*runs, '--columns=acu')
+  done = _call(*runs, '--columns=acuracy')
   assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-  assert '--columns=acu' in done.stderr
+  assert "'accuracy'?" in done.stderr and '--columns=acuracy' in done.stderr
 
 
 def test_a_run_alone_has_its_bounds_beside_it(tmp_path):

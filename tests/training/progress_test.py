@@ -43,7 +43,7 @@ def test_a_long_compilation_gives_one_sign_of_life(monkeypatch, stream):
   lines = stream()
   shown = progress.Progress('run', 100, stream=lines)
   shown._waiting.join()
-  assert lines.getvalue().count('still compiling, or in the first round') == 1
+  assert lines.getvalue().count('still compiling, or in a long round') == 1
   shown.update(1)
   shown.close()
   monkeypatch.setattr(progress, '_LONG', 600.0)
