@@ -35,9 +35,9 @@ def sage(task: Task, *, threshold: float = 0.95, half_gap: float = 0.05,
   unlabeled rows as well, and leaves out batches that are not full. It adds
   1e-10 to both sides of KL before the logarithm, which matters only for
   probabilities below 1e-9; here nothing is added. Its epochs
-  have n_u / 128 steps of 256 unlabeled rows, two passes; here an epoch is one,
-  and `local_steps` gives as many. It hands one optimizer, momentum included,
-  from client to client; here each client starts anew, as clients train side by
+  have n_u / 128 steps of 256 unlabeled rows, two passes; here an epoch is one
+  pass, so give it local steps. It hands one optimizer, momentum included, from
+  client to client; here each client starts anew, as clients train side by
   side. It weighs clients by 2000 n_s + n_u, as its loader repeats the labeled
   rows so often; here they count by the rows they have, as the paper has it.
 
