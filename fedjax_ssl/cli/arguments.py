@@ -11,7 +11,6 @@ from typing import NoReturn
 
 from fedjax_ssl.cli import exit_codes
 from fedjax_ssl.core import blame, checks
-from fedjax_ssl.core.checks import FieldError
 
 Main = Callable[[Sequence[str]], int]
 
@@ -87,11 +86,10 @@ def refusing(main: Main) -> Main:
 def refuse(error: Exception) -> int:
   """Prints an error in one line; returns the exit code."""
   text = blame.full_memory(error)
-  if isinstance(error, FieldError):
-    text = error.text('--')
-  elif isinstance(error, OSError) and error.filename and error.strerror:
+  if isinstance(error, OSError) and error.filename and error.strerror:
     text = f'{error.filename} cannot be used: {error.strerror}.'
-  print(f'error: {checks.one_line(error, text)}', file=sys.stderr)
+  with checks.marking('--'):
+    print(f'error: {checks.one_line(error, text)}', file=sys.stderr)
   return exit_codes.of(error)
 
 

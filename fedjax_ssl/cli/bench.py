@@ -169,7 +169,7 @@ class _Bench:
         try:
           knobs.check('ROW', method, methods.METHODS)
         except checks.FieldError as error:  # ROW is no flag.
-          raise ValueError(error.text()) from error
+          raise ValueError(f'ROW={method}: {error.reason}') from error
     self._check_code()
     self._stored = self._needing_no_run()
     vouch(self._to_run(), self._bed, self._changed)

@@ -60,7 +60,6 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
       text = (f'--flagfile={cause.filename} cannot be read: '
               f'{cause.strerror or cause}.')
   elif isinstance(error, config.FieldError):
-    text = error.text('--')
     if error.field == 'method' and given.get('profile') is not None:
       text = text.replace(
           f'--method={error.value}',

@@ -1,4 +1,4 @@
-"""Refuses a misspelt method before the data are loaded."""
+"""Refuses a misspelt method before JAX and the data are loaded."""
 from __future__ import annotations
 
 from importlib import metadata
@@ -6,7 +6,10 @@ import pathlib
 import pkgutil
 
 from fedjax_ssl import config
-from fedjax_ssl.core import registry
+from fedjax_ssl.core import checks, registry
+
+# A letter of seven is a slip, one of four, as in fedavgm, another name.
+_NEAR = 0.86
 
 
 def check(text: str) -> None:
@@ -24,9 +27,13 @@ def check(text: str) -> None:
     return
   folder = pathlib.Path(config.__file__).parent / 'methods'
   known = {module.name for module in pkgutil.iter_modules([str(folder)])}
-  if name in known - {'parts'} or any(
-      point.name == name
-      for point in metadata.entry_points(group='fedjax_ssl.methods')):
+  known -= {'parts'}
+  known |= {point.name for point in metadata.entry_points(
+      group='fedjax_ssl.methods')}
+  if name in known:
     return
-  from fedjax_ssl import task  # It knows what else the name may mean.
+  if checks.nearest(name, known, _NEAR):
+    raise checks.FieldError('method', text, f'method {name!r} is '
+                            f'{checks.unknown(name, known)}')
+  from fedjax_ssl import task  # Loads JAX, and knows what else it may mean.
   task.check_texts({'method': text})

@@ -54,21 +54,17 @@ class FieldError(ValueError):
       self.field = name
       self.args = name, self.value, self.reason
 
-  def text(self, mark: str = '') -> str:
-    """Returns one sentence, with a mark such as `--` before each field."""
-    cause = self.__cause__
-    reason = cause.text(mark) if isinstance(cause, FieldError) else self.reason
-    return f'{given(self._fields, mark)}: {reason}'
-
   def __str__(self) -> str:
-    return self.text()
+    """Returns one sentence, with the fields as its reader gives them."""
+    cause = self.__cause__
+    reason = cause if isinstance(cause, FieldError) else self.reason
+    return f'{given(self._fields)}: {reason}'
 
 
-def given(fields: Mapping[str, Any], mark: str = '') -> str:
-  """Returns fields with their values, with a mark before each, if any."""
+def given(fields: Mapping[str, Any]) -> str:
+  """Returns how the reader of a message gives fields these values."""
   return ' and '.join(
-      f'{mark}{flag(name) if mark else name}'
-      + ('' if value is True and mark else f'={_shown(value)}')
+      option(name, None if value is True and mark() else _shown(value))
       for name, value in fields.items())
 
 

@@ -266,7 +266,7 @@ def _dealt(setting: Setting, options: Config, given: Collection[str]
       raise
     raise workdir_lib.WorkdirError(
         f'{options.workdir} holds a run on other data under the same name, and '
-        f'these cannot be dealt as it was: {error.text("--")}') from error
+        f'these cannot be dealt as it was: {error}') from error
 
 
 def decided(setting: Setting, options: Config, given: Collection[str],

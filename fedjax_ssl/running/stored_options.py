@@ -7,7 +7,7 @@ import pathlib
 from typing import Any
 
 from fedjax_ssl import config
-from fedjax_ssl.core import run_files
+from fedjax_ssl.core import checks, run_files
 
 
 def read(folder: str | os.PathLike[str] | None, names: Collection[str]
@@ -47,6 +47,7 @@ def check(folder: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
     try:
       config.check(name, value)
     except config.FieldError as error:
-      raise workdir.WorkdirError(
-          f'{pathlib.Path(folder) / run_files.CONFIG} is damaged: {error}'
-      ) from error
+      with checks.marking(''):  # Named as in the file.
+        raise workdir.WorkdirError(
+            f'{pathlib.Path(folder) / run_files.CONFIG} is damaged: {error}'
+        ) from error

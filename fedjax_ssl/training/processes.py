@@ -58,7 +58,7 @@ def note(text: str, **options: Any) -> None:
     **options: values of options that it is about; they come before it.
   """
   if is_first():
-    words = [checks.given(options, checks.mark())] if options else []
+    words = [checks.given(options)] if options else []
     print('Note:', *words, text, file=sys.stderr)
 
 

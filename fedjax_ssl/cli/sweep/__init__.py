@@ -148,7 +148,7 @@ def _check_methods(cells: Sequence[grid.Cell]) -> None:
       try:
         method_names.check(texts[-1])
       except checks.FieldError as error:
-        raise grid.GridError(error.text('--')) from error
+        raise grid.GridError(str(error)) from error
 
 
 def _check(python: str, out: pathlib.Path, cells: Sequence[grid.Cell],
