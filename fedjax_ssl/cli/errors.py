@@ -43,7 +43,8 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
     error: what was raised.
     given: values of the flags, as far as they were read.
   """
-  text = str(error)
+  with checks.marking('--'):
+    text = str(error)
   if isinstance(error, flags.UnrecognizedFlagError):
     text = _unknown(error, given)
   elif isinstance(error, flags.IllegalFlagValueError):
