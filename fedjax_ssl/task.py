@@ -130,12 +130,16 @@ def check_texts(texts: Mapping[str, str | None]) -> None:
 
 def _of_another(field: str, text: str) -> str:
   """Says which other option takes a name or knob that this one does not."""
-  name = text.partition('(')[0].strip().lower()
+  try:
+    name, given = registry.parse(text)
+  except ValueError:  # Of another form, which the refusal tells.
+    return ''
+  name = name.lower()
   if name in REGISTRIES[field]:
     known = knobs.names(REGISTRIES[field][name])
     return next((f'{knob!r} is an option and no knob of {name}: give '
                  f'{checks.option(knob, value)} beside it.'
-                 for knob, value in registry.parse(text)[1].items()
+                 for knob, value in given.items()
                  if knob not in known and knob in config.OPTIONS), '')
   rule = 'momentum' if name == 'fedavgm' else name.removeprefix('fed')
   if field == 'method' and rule in server_optimizers.SERVER_OPTIMIZERS:

@@ -219,7 +219,7 @@ def _of_best(stacked: Tree, weights: Array, share: float, several: bool
 
 @jit('share', weights=arguments.FINITE)
 def krum(stacked: Tree, weights: Array, *, share: float = 0.2) -> Tree:
-  r"""Takes the row that is nearest to its neighbours.
+  r"""Takes the row nearest to its neighbours; of several, their mean.
 
   Of the n rows with a weight, f = ceil(share n) are taken for hostile. A row's
   score is the sum of its squared distances to the n - f - 2 nearest others. If

@@ -144,7 +144,7 @@ def few_rows(seeds: Sequence[Sequence[Row]], count: Any) -> str:
       row.get('val_accuracy') is not None for rows in seeds for row in rows):
     return ''
   return (f'validation-selected is chosen on only {count} validation '
-          f'row{"s" * (count > 1)}, of equal rounds the first')
+          f'row{"s" * (count > 1)}; ties go to the earliest round')
 
 
 def last(rows: Sequence[Row], name: str) -> float | None:

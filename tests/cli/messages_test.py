@@ -22,6 +22,8 @@ LINES = {
                   ['--method=fixmatch(treshold=.8): ', "mean 'threshold'"]),
     'own_name': (['--method=mine'], [
         "'mine' is unknown. Allowed", 'One of your own is FILE.py:NAME.']),
+    'form': (['--method=fixmatch(threshold='], [
+        "--method=fixmatch(threshold=: 'fixmatch(threshold=' is not of the"]),
     'knob_value_far': (["--method=uda(tsa='zzzzz')"], [
         "tsa 'zzzzz' is unknown. Allowed: exp, linear, log, none."]),
     'far_name': (['--method=fedopt'], ["'fedopt' is unknown. Allowed"]),

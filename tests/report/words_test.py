@@ -176,7 +176,7 @@ def test_runs_with_few_validation_rows_are_named_beside_others(tmp_path):
                  ('uda', 13, {'val_accuracy': None}))]
   line, = tables.main_table(stored_runs.load(folders)).lines()
   assert line == ('fedavg: validation-selected is chosen on only 13 validation '
-                  'rows, of equal rounds the first.')
+                  'rows; ties go to the earliest round.')
   assert study.read(folders)[0]['notes'] == [
       line.removeprefix('fedavg: ').rstrip('.')]
 
@@ -186,4 +186,4 @@ def test_the_first_of_equal_rounds_is_selected():
   rows = [fake.row(r, r / 10, val_accuracy=v)
           for r, v in ((1, .2), (2, .7), (3, .7))]
   assert summary.summary(rows)['selected'] == .2
-  assert 'of equal rounds the first' in summary.few_rows([rows], 13)
+  assert 'ties go to the earliest round' in summary.few_rows([rows], 13)

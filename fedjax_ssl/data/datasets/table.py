@@ -48,7 +48,8 @@ def read(path: pathlib.Path, wanted: Sequence[str], more: Sequence[str] = ()
   files.check_regular(path)
   rows = list(_rows(path, wanted, more))
   if not rows:
-    raise DataError(f'no column {wanted[0]!r} with a row below it')
+    raise DataError('no row; a first line names the columns, with '
+                    f'{wanted[0]!r}, and rows follow')
   return rows
 
 

@@ -62,7 +62,7 @@ def trimmed_mean(*, trim: float = 0.2) -> Rule:
 
 @knobs.checked(share=_SHARE)
 def krum(*, share: float = 0.2) -> Rule:
-  """Takes the one update that is nearest to its neighbours.
+  """Takes the update nearest to its neighbours; of several, their mean.
 
   Blanchard et al., Byzantine Tolerant Gradient Descent, NeurIPS 2017,
   https://arxiv.org/abs/1703.02757.
