@@ -152,8 +152,8 @@ def dealt(count: object, **flags) -> dict:
 
 
 @pytest.mark.parametrize('count, said', [
-    (1, 'on only 1 validation row, of'), (13, 'on only 13 validation rows, of'),
-    (99, 'on only 99 validation rows, of'), (100, ''), (0, ''), (None, ''),
+    (1, 'on only 1 validation row;'), (13, 'on only 13 validation rows;'),
+    (99, 'on only 99 validation rows;'), (100, ''), (0, ''), (None, ''),
     ('13', '')])
 def test_a_choice_by_few_rows_is_said_once_below_the_table(
     tmp_path, count, said):
