@@ -196,11 +196,10 @@ def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.6
   allowed = [*allowed]
   if same := [full for full in allowed if folded(full) == folded(name)]:
     return same
-  if name.startswith('fed'):
-    tails = {full.removeprefix('fed'): full for full in allowed}
-    return [tails[tail] for tail in difflib.get_close_matches(
-        name.removeprefix('fed'), tails, 1, cutoff)]
-  return difflib.get_close_matches(name, allowed, 1, cutoff) or [
+  shared = 'fed' if name.startswith('fed') else ''
+  tails = {full.removeprefix(shared): full for full in allowed}
+  return [tails[tail] for tail in difflib.get_close_matches(
+      name.removeprefix(shared), tails, 1, cutoff)] or [
       full for full in allowed if len(name) > 1 and (
           name in (initials(full), _VOWELS.sub('', full))
           or sorted(name) == sorted(full))]

@@ -27,6 +27,7 @@ LINES = {
     'knob_value_far': (["--method=uda(tsa='zzzzz')"], [
         "tsa 'zzzzz' is unknown. Allowed: exp, linear, log, none."]),
     'far_name': (['--method=fedopt'], ["'fedopt' is unknown. Allowed"]),
+    'swapped_letters': (['--method=fedbd'], ["mean 'feddb'?"]),
     'aggregator_as_method': (['--method=krum'], [
         '--method=krum: it is given as --aggregator=krum.']),
     'server_as_method': (['--method=FedAdam'], [
