@@ -20,6 +20,7 @@ LARGEST_SEED = checks.LARGEST_SEED
 HOW_MANY = frozenset(('labels_per_class', 'labeled_fraction'))
 # Options that exclude each other.
 RIVALS = (frozenset(('seed', 'seeds')), HOW_MANY)
+_PATHS = 'workdir', 'data_dir', 'partition_file', 'embeddings'
 _ANY = knobs.Bound()
 
 
@@ -337,8 +338,7 @@ OPTIONS: dict[str, Option] = {
 MAY_CHANGE = tuple(n for n, one in OPTIONS.items() if one.may_change)
 # May differ between the processes of a run.
 PER_PROCESS = tuple(n for n, one in OPTIONS.items() if one.per_process)
-# Bounds of the fields of `TaskSpec` that come from the data and are no options.
-# Rows are counted in 32 bits.
+# Bounds of fields of `TaskSpec` that come from the data; rows have 32 bits.
 _OF_DATA = {'num_classes': _whole(2, 2**20), 'unlabeled_capacity': _whole(0)}
 
 
@@ -384,7 +384,7 @@ def resolve(values: Mapping[str, Any], given: Collection[str] = ()) -> Config:
       exclude each other.
   """
   values = {**values}
-  for name in ('workdir', 'data_dir', 'partition_file', 'embeddings'):
+  for name in _PATHS:
     if values.get(name):  # A shell leaves the ~ of --workdir=~/x alone.
       values[name] = os.path.expanduser(str(values[name]))
   values = _placed(values)
@@ -448,7 +448,7 @@ def _numbers(given: Sequence[Any]) -> tuple[int, ...]:
 
 def _check_together(options: Config) -> None:
   """Refuses options that exclude each other, whatever the setting and data."""
-  for name in ('workdir', 'data_dir', 'partition_file', 'embeddings'):
+  for name in _PATHS:
     if getattr(options, name) == '':  # As of a variable that is not set.
       raise FieldError(name, '', 'is empty; give a place or leave it out.')
   if '://' in (options.workdir or ''):

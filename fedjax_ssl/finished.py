@@ -47,6 +47,14 @@ Inputs = Array | str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Kind = TypeVar('Kind', Examples, Shard)
 
 
+def _as_batch(given: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+  """Adds the axes that inputs may lack: the one channel, and the batch's."""
+  if shape[-1] == 1 and given.shape in (shape[:-1],
+                                        (*given.shape[:1], *shape[:-1])):
+    given = given[..., None]
+  return given[None] if given.shape == shape else given
+
+
 def _warn_of_dark(brightest: int, mean: Sequence[float]) -> None:
   """Warns of images that seem to have another scale than those of training.
 
@@ -203,7 +211,7 @@ class LoadedRun(NamedTuple):
         one or a folder of them, which are brought to the model's size as
         `fedjax-ssl resize-images` does;
         texts, a list of B, or their tokens int32[B, T] or vectors
-        float[B, T, E].
+        float[B, T, E]. One alone, without the axis B, is a batch of one.
       seed: which of the run's seeds; the first by default.
 
     Returns:
@@ -220,21 +228,16 @@ class LoadedRun(NamedTuple):
     if len(shape) == 3 and isinstance(inputs, str | os.PathLike):
       place = pathlib.Path(inputs)
       inputs = folder.below(place) if place.is_dir() else [place]
-    inputs = given = self._encoded(files.as_array('inputs', inputs))
-    if given.ndim == len(shape) and shape[-1] == 1:
-      inputs = given[..., None]
-    kinds = 'f' if len(shape) == 2 else 'iu'
+    given = self._encoded(files.as_array('inputs', inputs))
+    inputs = _as_batch(given, shape)
+    kinds, words = ('f', 'floats') if len(shape) == 2 else ('iu', 'integers')
     if inputs.shape[1:] != shape:
       sizes = ', '.join(map(str, ('B', *shape)))
-      how = (' One alone goes as x[None].'
-             if given.shape == shape or shape[-1] == 1 and (
-                 given.shape == shape[:-1]) else '')
       raise ValueError(f'inputs must be of shape [{sizes}], not '
-                       f'{list(given.shape)}.{how}')
+                       f'{list(given.shape)}.')
     if len(shape) == 3 and given.size and given.dtype != np.uint8:
       inputs = files.as_stored({'given': inputs})['given']
     elif len(shape) != 3 and given.dtype.kind not in kinds:
-      words = 'floats' if kinds == 'f' else 'integers'
       raise ValueError(f'inputs must be {words}, not {given.dtype}.')
     if len(shape) == 3 and inputs.size:
       _warn_of_dark(inputs.max(), self.spec.mean)
@@ -308,16 +311,13 @@ class LoadedRun(NamedTuple):
   def _encoded(self, inputs: np.ndarray) -> np.ndarray:
     """Returns pixels of image files, tokens of texts, all else as it is."""
     shape = self.spec.input_shape
-    if len(shape) == 2:
+    if len(shape) == 3 and inputs.ndim == 1 and inputs.size and all(
+        isinstance(x, str | os.PathLike) for x in inputs):
+      return folder.read_images(list(inputs), *shape)
+    if len(shape) > 1:
       return inputs
     if not inputs.ndim and inputs.dtype.kind == 'U':
-      raise ValueError('inputs must be a list of texts, '
-                       f'[{str(inputs)[:40]!r}].')
-    if len(shape) == 3:
-      if inputs.ndim == 1 and inputs.size and all(
-          isinstance(x, str | os.PathLike) for x in inputs):
-        return folder.read_images(list(inputs), *shape)
-      return inputs
+      inputs = inputs[None]
     texts = tokens.as_texts('inputs', inputs)
     if texts is None:
       return inputs if inputs.size else np.zeros(

@@ -138,15 +138,24 @@ def _of_another(field: str, text: str) -> str:
   if name in REGISTRIES[field]:
     known = knobs.names(REGISTRIES[field][name])
     return next((f'{knob!r} is an option and no knob of {name}: give '
-                 f'{checks.option(knob, value)} beside it.'
+                 f'{_given(knob, value)} beside it.'
                  for knob, value in given.items()
                  if knob not in known and knob in config.OPTIONS), '')
   rule = 'momentum' if name == 'fedavgm' else name.removeprefix('fed')
-  if field == 'method' and rule in server_optimizers.SERVER_OPTIMIZERS:
+  if field == 'method' and rule in server_optimizers.SERVER_OPTIMIZERS and (
+      rule != 'sgd'):  # FedSGD is no FedAvg.
     return (f'give a method as {checks.option("method", "fedavg")} with '
             f'{checks.option("server_optimizer", rule)}.')
-  return next((f'it is given as {checks.option(other, name)}.'
-               for other, known in REGISTRIES.items() if name in known), '')
+  # A name of several, such as none, tells nothing.
+  others = [other for other, known in REGISTRIES.items()
+            if name in known and other != 'labeled_view']
+  return (f'it is given as {checks.option(others[0], name)}.'
+          if len(others) == 1 and 'method' in (field, *others) else '')
+
+
+def _given(knob: str, value: Any) -> str:
+  """Returns how an option is given; lists are written by each in its way."""
+  return checks.option(knob, None if isinstance(value, list | tuple) else value)
 
 
 def notes(spec: TaskSpec) -> list[str]:

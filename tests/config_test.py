@@ -55,6 +55,8 @@ def test_a_range_is_the_same_everywhere(name):
       config.resolve({name: value})
     assert (refused.value.field, str(refused.value)[:2 + len(name)]) == (
         name, f'{name}=' + f'{value}'[:1])
+    with checks.marking('--'):
+      assert str(refused.value).startswith(f'--{checks.flag(name)}={value}')
     if name in SHARED:
       with pytest.raises(config.FieldError) as again:
         fedjax_ssl.make_task(_spec(**{name: value}))

@@ -8,8 +8,8 @@ import os
 import re
 import signal
 import subprocess
-import threading
 import time
+import types
 from typing import IO
 
 from fedjax_ssl.cli import exit_codes
@@ -40,21 +40,13 @@ def ending_on_signals() -> Iterator[None]:
 
   See `core.ending` for what these are.
   """
-  if threading.current_thread() is not threading.main_thread():
-    yield
-    return
-  numbers = ending.signals()
-  def end(number, frame):
+  def end(number: int, frame: types.FrameType | None) -> None:
     del frame
-    for each in numbers:
+    for each in ending.signals():
       signal.signal(each, signal.SIG_IGN)
     raise Ended(number)
-  old = {number: signal.signal(number, end) for number in numbers}
-  try:
+  with ending.handled(end):
     yield
-  finally:
-    for number, handler in old.items():
-      signal.signal(number, handler)
 
 
 def end_with_parent() -> None:

@@ -33,8 +33,9 @@ _MANY = 20  # Inputs of which it is odd that all get one class.
 Item = TypeVar('Item')
 # The name of an input, its class, and the probability.
 Row = tuple[str, str, str]
-# What is predicted at a time: what it is, the name of each input, the inputs.
-_Part = tuple[str, Sequence[str], finished.Inputs]
+# What is predicted at a time: what it is, the name of each input, which those
+# of an array get by number, the inputs.
+_Part = tuple[str, Sequence[str] | None, finished.Inputs]
 
 
 def rows(where: str, inputs: Iterable[str], seed: int | None) -> list[Row]:
@@ -86,11 +87,13 @@ def _files(given: str, axes: int) -> list[tuple[str, _Kind]]:
     ValueError: if it is not there, or nothing that the run takes.
   """
   is_folder = os.path.isdir(given)
+  beside, words = _TAKES.get(axes, ('array', 'arrays (.npy, .npz)'))
+  if not os.path.lexists(given):
+    raise ValueError(f'{given}: there is no such file; the run takes {words}.')
   with table.named(pathlib.Path(given)):
     if not is_folder:
       files.check_regular(given)
   kind = _kind(given)
-  beside, words = _TAKES.get(axes, ('array', 'arrays (.npy, .npz)'))
   if kind not in ('array', beside):
     raise ValueError(f'{given}: the run takes {words}.')
   return [(str(file), kind) for file in (
@@ -106,7 +109,7 @@ def _parts(found: Iterable[tuple[str, _Kind]], shape: tuple[int, ...]
     shape: of one input of the run.
 
   Yields:
-    What it is, the name of each input, and the inputs.
+    What it is, the name of each input, if it has one, and the inputs.
 
   Raises:
     DataError: for a file that cannot be read.
@@ -128,8 +131,7 @@ def _of_array(file: str, shape: tuple[int, ...]) -> _Part:
     array = files.read_array(file)
     if array.dtype.kind == 'U' and len(shape) == 3:  # Not names of files.
       raise files.DataError(f'the run takes {_TAKES[3][1]}')
-  numbers = range(len(array) if array.ndim else 1)
-  return file, [f'{file}:{row}' for row in numbers], array
+  return file, None, array
 
 
 def _of_texts(file: str) -> Iterator[_Part]:
@@ -166,6 +168,8 @@ def _of_part(run: finished.LoadedRun, part: _Part, seed: int | None
     logits = run.predict(inputs, seed)
   except ValueError as error:
     raise ValueError(f'{what}: {error}') from error
+  if names is None:
+    names = [f'{what}:{row}' for row in range(len(logits))]
   if not names:
     raise ValueError(f'{what} has no row.')
   if odd := [name for name, row in zip(names, np.asarray(logits), strict=True)

@@ -42,12 +42,17 @@ _FILES = run_files.ROWS, run_files.CONFIG, 'checkpoints'
 def write(folders: Sequence[pathlib.Path], out: pathlib.Path, title: str
           ) -> pathlib.Path:
   """Writes a report on runs, and returns its page."""
-  left_out: list[str] = []
-  runs = stored_runs.load([str(folder) for folder in folders], left_out,
-                          settings.known_defaults)
-  page.write(page.texts_of_good(runs, page.Options(title=title), left_out),
-             out)
+  _written([str(folder) for folder in folders], out, page.Options(title=title),
+           [])
   return out / 'index.html'
+
+
+def _written(folders: Sequence[str], out: pathlib.Path, options: page.Options,
+             left_out: list[str]) -> Mapping[str, str | bytes]:
+  runs = stored_runs.load(folders, left_out, settings.known_defaults)
+  texts = page.texts_of_good(runs, options, left_out)
+  page.write(texts, out)
+  return texts
 
 
 @arguments.refusing
@@ -111,12 +116,9 @@ def _write(args: argparse.Namespace, left_out: list[str], refresh: int = 0
   folders, without = places.with_bounds(places.runs_in(args.workdirs))
   if without:
     left_out.append(without)
-  runs = stored_runs.load(folders, left_out, settings.known_defaults)
-  columns = checks.words(args.columns)
-  texts = page.texts_of_good(runs, page.Options(
-      args.target, args.title, columns, args.reference, refresh), left_out)
-  page.write(texts, pathlib.Path(args.out))
-  return texts
+  return _written(folders, pathlib.Path(args.out), page.Options(
+      args.target, args.title, checks.words(args.columns), args.reference,
+      refresh), left_out)
 
 
 def _watch(args: argparse.Namespace) -> int:

@@ -26,8 +26,7 @@ folder of results, so that these are never taken for the table itself.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-import contextlib
+from collections.abc import Sequence
 import os
 import pathlib
 import sys
@@ -38,7 +37,7 @@ from fedjax_ssl.cli import arguments, child, places, table_plan, table_runs
 from fedjax_ssl.cli.sweep import cells as sweep_cells
 from fedjax_ssl.cli.sweep import checking, grid
 from fedjax_ssl.cli.table_plan import Plan
-from fedjax_ssl.core import checks
+from fedjax_ssl.core import checks, disk
 from fedjax_ssl.papers import cells, flagfiles
 from fedjax_ssl.report import printing
 
@@ -107,16 +106,6 @@ def _check(chosen: Plan) -> None:
   checking.check(sys.executable, chosen.folder(), [*left.values()], {})
 
 
-@contextlib.contextmanager
-def _writing(folder: pathlib.Path) -> Iterator[None]:
-  """Turns an error of writing into one that names the flag."""
-  try:
-    yield
-  except OSError as error:
-    raise ValueError(f'--write_flagfiles={folder} cannot be written: '
-                     f'{error.strerror}.') from error
-
-
 def _all_tables(args: argparse.Namespace) -> int:
   """Does what needs no --table; returns an exit code."""
   if flags := [flag for flag in args.flags if flag != '--']:
@@ -137,7 +126,7 @@ def _all_tables(args: argparse.Namespace) -> int:
       for line in lines:
         print(f'error: {line}.', file=sys.stderr)
       return 1 if lines else 0
-    with _writing(target):
+    with disk.writing(f'--write_flagfiles={target}'):
       count = flagfiles.write_headline(target, folder)
     printing.say(f'wrote {count} flagfiles below {target}')
     return 0
@@ -161,7 +150,7 @@ def _show(chosen: Plan, args: argparse.Namespace) -> bool:
       printing.say(flagfiles.text(cell), end='')
   elif args.write_flagfiles:
     target = pathlib.Path(args.write_flagfiles)
-    with _writing(target):
+    with disk.writing(f'--write_flagfiles={target}'):
       names = flagfiles.write(chosen.chosen, target)
     printing.say(f'wrote {len(names)} flagfile{"s" * (len(names) != 1)} into '
                  f'{target}')

@@ -190,14 +190,16 @@ def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.6
   Args:
     name: what was given.
     allowed: the names.
-    cutoff: how alike the two are at least, 0 to 1, by `difflib`. A `fed` with
-      which both begin does not count.
+    cutoff: how alike the two are at least, 0 to 1, by `difflib`. A `fed` at
+      the beginning does not count, if `name` has one.
   """
   allowed = [*allowed]
   if same := [full for full in allowed if folded(full) == folded(name)]:
     return same
   shared = 'fed' if name.startswith('fed') else ''
-  tails = {full.removeprefix(shared): full for full in allowed}
+  # Of two that differ by it alone, the one that has it.
+  tails = {full.removeprefix(shared): full
+           for full in sorted(allowed, key=lambda full: full.startswith('fed'))}
   return [tails[tail] for tail in difflib.get_close_matches(
       name.removeprefix(shared), tails, 1, cutoff)] or [
       full for full in allowed if len(name) > 1 and (

@@ -91,6 +91,17 @@ def replace_all(folder: pathlib.Path, files: Mapping[str, bytes | bytearray]
 
 
 @contextlib.contextmanager
+def writing(what: str | os.PathLike[str],
+            kind: type[Exception] = ValueError) -> Iterator[None]:
+  """Turns what the system refuses into `kind`, which says what is written."""
+  try:
+    yield
+  except OSError as error:
+    raise kind(f'{os.fspath(what)} cannot be written: '
+               f'{error.strerror or error}.') from error
+
+
+@contextlib.contextmanager
 def _naming(file: pathlib.Path) -> Iterator[None]:
   """Names the file in errors of writing, as of a full disk, which name none."""
   try:

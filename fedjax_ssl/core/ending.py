@@ -1,10 +1,13 @@
 """Signals that end a program."""
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 import contextlib
 import os
 import signal
 import stat
+import threading
+import types
 
 
 def signals() -> list[signal.Signals]:
@@ -16,6 +19,25 @@ def signals() -> list[signal.Signals]:
   if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
     found.append(signal.SIGHUP)
   return found
+
+
+@contextlib.contextmanager
+def handled(handler: Callable[[int, types.FrameType | None], None]
+            ) -> Iterator[None]:
+  """Has a handler called for each of `signals` within the block.
+
+  In another thread than the main one, where Python allows none, it does
+  nothing.
+  """
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+  old = {number: signal.signal(number, handler) for number in signals()}
+  try:
+    yield
+  finally:
+    for number, former in old.items():
+      signal.signal(number, former)
 
 
 def leave_terminal() -> None:

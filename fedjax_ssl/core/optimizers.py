@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -250,47 +249,3 @@ def check_factors(optimizer: object) -> None:
     raise checks.FieldError(
         'lr_schedule', text, f'gives {found[first]} in round '
         f'{rounds[first] + 1}; a factor is finite and 0 or more.')
-
-
-class Plateau(NamedTuple):
-  """A learning rate that falls when a validation loss stops falling.
-
-  Numbers of one client, or stacked over clients.
-  """
-
-  factor: jax.Array  # float32[], what the rate is multiplied with.
-  best: jax.Array  # float32[], lowest loss so far.
-  waited: jax.Array  # int32[], epochs since that loss or the last division.
-
-
-def plateau() -> Plateau:
-  """Returns the first state: factor 1, and no loss measured."""
-  # Finite, as a client's memory with an infinity would count as broken.
-  return Plateau(jnp.float32(1), jnp.float32(1e30), jnp.int32(0))
-
-
-def after_loss(state: Plateau, loss: jax.Array, *, patience: int,
-               divisor: float = 3.0, epochs: int = 1) -> Plateau:
-  """Divides the rate after `patience` epochs without a lower loss.
-
-  Args:
-    state: before this loss.
-    loss: float32[], measured after `epochs` more epochs; NaN is not lower.
-    patience: epochs, at least 1.
-    divisor: what the rate is divided by.
-    epochs: between two measurements.
-
-  Returns:
-    The state after this loss; its factor is at least 1e-16.
-
-  References:
-    Serra et al., HAT, https://arxiv.org/abs/1801.01423, whose rule FedMatch
-    uses.
-  """
-  better = loss < state.best
-  waited = jnp.where(better, 0, state.waited + epochs).astype(jnp.int32)
-  falls = waited >= patience
-  factor = jnp.where(falls, jnp.maximum(state.factor / divisor, 1e-16),
-                     state.factor)
-  return Plateau(factor, jnp.where(better, loss, state.best),
-                 jnp.where(falls, 0, waited))

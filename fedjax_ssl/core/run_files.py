@@ -4,7 +4,7 @@
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import json
 import os
 import pathlib
@@ -33,6 +33,11 @@ def check_free(path: pathlib.Path) -> None:
       or path.match(f'{_PARTITION}*.npz')):
     raise ValueError(f'{path} belongs to the run in its folder; choose another '
                      'name.')
+
+
+def seeds(flags: Mapping[str, Any]) -> Any:
+  """Returns the seeds of a run by its stored flags, as they stand there."""
+  return flags.get('seeds') or [flags.get('seed') or 0]
 
 
 def partition(folder: pathlib.Path, seed: int) -> pathlib.Path:

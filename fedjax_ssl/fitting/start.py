@@ -23,7 +23,6 @@ from fedjax_ssl.fitting.run import Run
 from fedjax_ssl.running import (
   devices,
   other_names,
-  partitions,
   runs,
   settings,
 )
@@ -291,14 +290,6 @@ def _jobs(told: config.Config, given: Collection[str],
   devices.join(told)
   environment.keep_programs()
 
-  def dealt(options: config.Config) -> runs.Dealt:
-    dataset = source.load(options)
-    options = runs.decided(setting, options, given, dataset)
-    return dataset, options, (
-        dict.fromkeys(options.all_seeds, source.partition)
-        if source.partition is not None else
-        partitions.deal(setting, options, dataset))
-
   known = settings.SETTINGS.get(setting.name) is setting
   ours = known and source.dataset is None
   # A later `fedjax-ssl` command on the folder reads what made the run.
@@ -308,4 +299,6 @@ def _jobs(told: config.Config, given: Collection[str],
             'dealt_by': setting.name if known and not ours and (
                 setting.name != _default(source)) else ''}
   return runs.prepared(
-      setting, told, {k: v for k, v in origin.items() if v != ''}, dealt)
+      setting, told, {k: v for k, v in origin.items() if v != ''},
+      lambda options: runs.deal(setting, options, given, source.load(options),
+                                source.partition))

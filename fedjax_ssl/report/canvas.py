@@ -63,10 +63,7 @@ def write(chart: Any, path: str | os.PathLike[str]) -> None:
     raise ValueError(f'{os.fspath(path)!r} must end with '
                      f'{", ".join(ENDINGS[:-1])} or {ENDINGS[-1]}.')
   chart.savefig(drawn, dpi=150, format=file.suffix[1:].lower())
-  try:
+  with disk.writing(path):
     file.parent.mkdir(parents=True, exist_ok=True)
     if not file.is_file() or file.read_bytes() != drawn.getvalue():
       disk.replace(file, drawn.getvalue())
-  except OSError as error:
-    raise ValueError(f'{os.fspath(path)} cannot be written: '
-                     f'{error.strerror or error}.') from error

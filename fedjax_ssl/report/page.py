@@ -341,17 +341,15 @@ def texts_of_good(runs: Sequence[stored_runs.ReportedRun], options: Options,
 
 def write(texts: Mapping[str, str | bytes], out: pathlib.Path) -> None:
   """Writes all files of a report into a folder, or leaves it as it is."""
-  try:
-    out.mkdir(parents=True, exist_ok=True)
+  with disk.writing(f'--out={out}'):
+    try:
+      out.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+      raise ValueError(f'--out={out} must be a folder; it is, or is below, a '
+                       'file.') from None
     disk.replace_all(out, {
         name: text if isinstance(text, bytes) else plain(text).encode()
         for name, text in texts.items()})
-  except (FileExistsError, NotADirectoryError):
-    raise ValueError(f'--out={out} must be a folder; it is, or is below, a '
-                     'file.') from None
-  except OSError as error:
-    raise ValueError(f'--out={out} cannot be written: '
-                     f'{error.strerror}.') from error
 
 
 def _targets(text: str | None, runs: Sequence[stored_runs.ReportedRun]

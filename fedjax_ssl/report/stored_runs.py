@@ -145,7 +145,7 @@ def read(folder: str | os.PathLike[str], name: str = '',
     times = metrics.read(path, metrics.TIMINGS)
     flags, made = config['flags'], command.origin_of(config)
     comments = made.get('comments', [])
-    planned = [int(s) for s in flags.get('seeds') or [flags.get('seed') or 0]]
+    planned = [int(s) for s in run_files.seeds(flags)]
     _check(flags, seeds)
     seeds = _in_step(seeds)
     _meant(config['facts'], config['facts'])  # Raises if they are malformed.

@@ -339,14 +339,11 @@ def write(out: pathlib.Path, rows: list[dict[str, Any]], text: str,
     row['method'] = row['flags']['method']
   # Not `with_suffix`, which would cut `.1` off `alpha0.1`.
   stored = disk.as_json({'note': note, 'runs': rows})
-  try:
+  with disk.writing(f'--out={out}'):
     out.parent.mkdir(parents=True, exist_ok=True)
     disk.replace_all(out.parent, {
         f'{out.name}.json': stored.encode(),
         f'{out.name}.md': plain(text).encode()})
-  except OSError as error:
-    raise ValueError(f'--out={out} cannot be written: '
-                     f'{error.strerror}.') from error
 
 
 def draw_epsilon(out: pathlib.Path, runs: Sequence[stored_runs.ReportedRun]

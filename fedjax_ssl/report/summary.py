@@ -14,14 +14,14 @@ from fedjax_ssl.training import metric_names, metrics
 Row = Mapping[str, Any]
 Runs = Mapping[str, Sequence[Sequence[Row]]]
 
-# Evaluations that the mean at the end covers by default.
+# Evaluations that the mean at the end covers.
 TAIL = 5
 # On so many rows an accuracy of a half has a standard error of 5 points.
 _FEW_ROWS = 100
 NOMINAL = 'A nominal epsilon is no guarantee: only the generator got noise.'
 COLUMNS = {
     'final': 'final',
-    'tail': 'last {tail} evaluations',
+    'tail': f'last {TAIL} evaluations',
     'selected': 'validation-selected',
     'best': 'best',
 }
@@ -77,35 +77,31 @@ def load(workdirs: Mapping[str, Sequence[str | os.PathLike[str]]]
   return runs
 
 
-def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
   """Sums up one seed.
 
   Args:
     rows: its rows, oldest first.
-    tail: evaluations that the mean at the end covers; 1 is only the last.
 
   Returns:
     round: of the last row.
     final: test accuracy of the last row.
-    tail: mean test accuracy of the last `tail` rows; None if there are fewer
+    tail: mean test accuracy of the last `TAIL` rows; None if there are fewer
       after the start, as a mean of a rise says little.
     selected: test accuracy at the row with the best validation accuracy (first
       on ties).
     best: the highest test accuracy; as it is chosen on the test set, it is
       biased upwards.
-    loss: test loss of the last row.
     verdict: on the last row, see `report.verdict`.
     bytes_up, bytes_down, num_rejected: sums over the run; only if measured.
     epsilon: of the last row; only if measured.
     Missing values are None.
 
   Raises:
-    ValueError: if there are no rows, or `tail` is below 1.
+    ValueError: if there are no rows.
   """
   if not rows:
     raise ValueError('rows=[]: nothing was measured.')
-  if tail < 1:
-    raise ValueError(f'tail={tail} must be at least 1.')
   accuracy = column(rows, 'accuracy')
   validation = column(rows, 'val_accuracy')
   trained = sum(row['round'] > 0 for row in rows)
@@ -113,13 +109,11 @@ def summary(rows: Sequence[Row], *, tail: int = TAIL) -> dict[str, Any]:
   result: dict[str, Any] = {
       'round': rows[-1]['round'],
       'final': _value(accuracy[-1]),
-      'tail': (None if trained < tail
-               else _value(accuracy[-tail:].mean())),
+      'tail': None if trained < TAIL else _value(accuracy[-TAIL:].mean()),
       'selected': (None if np.isnan(chosen).all()
                    else _value(accuracy[np.nanargmax(chosen)])),
       'best': None if np.isnan(accuracy).all() else _value(
           np.nanmax(accuracy)),
-      'loss': rows[-1].get('loss'),
       'verdict': verdict.of(rows[-1]),
   }
   for name in run_files.SUMMED:
@@ -191,8 +185,7 @@ def table(runs: Runs, *, nominal: Collection[str] = ()) -> str:
     Accuracies of a name with a seed that diverged or guesses have a mark, and
     a footnote below says what was found.
   """
-  head = ['method', 'seeds', 'rounds',
-          *(title.format(tail=TAIL) for title in COLUMNS.values())]
+  head = ['method', 'seeds', 'rounds', *COLUMNS.values()]
   body: list[list[str]] = []
   spent: list[str] = []
   verdicts: dict[str, list[verdict.Verdict | None]] = {}

@@ -1,10 +1,10 @@
 """Makes a report's tables: Markdown, CSV, LaTeX and HTML of the same cells."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import html
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -90,44 +90,58 @@ def main_table(runs: Sequence[stored_runs.ReportedRun],
     FieldError: for a metric that no run has.
   """
   summary.check_columns(more, {run.name: run.seeds for run in runs})
-  rows: list[list[str | Value]] = []
   differ = _different_data(runs)
   methods = [run.config['flags'].get('method', '') for run in runs]
   called = names.short(methods)
-  all_outcomes = [[stored_runs.outcome(seed) for seed in run.seeds]
-                  for run in runs]
-  measured = {name for outcomes in all_outcomes for o in outcomes
+  outcomes = [[stored_runs.outcome(seed) for seed in run.seeds] for run in runs]
+  measured = {name for of_run in outcomes for o in of_run
               for name in o['metrics']}
-  local = 'local_accuracy' in measured
-  private = 'epsilon' in measured and 'epsilon' not in more
-  for run, method, outcomes in zip(runs, methods, all_outcomes, strict=True):
-    columns = [over_seeds([o[key] for o in outcomes], scale=100)
-               for key in ('final', 'tail', 'selected')]
-    if local:
-      columns.append(over_seeds([o['metrics'].get('local_accuracy')
-                                 for o in outcomes], scale=100))
-    columns = [c if c.mean is None else c._replace(
-        note=verdict.mark(run.verdicts)) for c in columns]
-    columns += [over_seeds([summary.last(rows, name) for rows in run.seeds])
-                for name in more]
-    sent = [o['metrics'].get('bytes_up', 0) + o['metrics'].get('bytes_down', 0)
-            for o in outcomes]
-    rows.append([
-        run.name, *[_dataset(run)] * bool(differ), called[method],
-        _of(len(run.seeds), len(run.planned)), _rounds(run), *columns,
-        *[study.spent(method, [o['metrics'].get('epsilon')
-                               for o in outcomes])] * private, _paper(run),
-        over_seeds([s / 1e6 for s in sent]) if any(sent) else Value(None),
-        Value(None if run.seconds is None else run.seconds / 60,
-              None, 1)])
-  return Grid(['run', *['dataset'] * bool(differ), 'method', 'seeds', 'rounds',
-               'final, %',
-               f'last {summary.TAIL} evaluations, %',
-               'validation-selected, %', *['local models, %'] * local,
-               *map(metric_names.title, more), *['epsilon'] * private,
-               'paper, %', 'MB sent', 'minutes'], rows, _notes(runs),
+
+  def accuracy(of: Callable[[Mapping[str, Any]], float | None]
+               ) -> list[str | Value]:
+    values = [over_seeds([of(o) for o in of_run], scale=100)
+              for of_run in outcomes]
+    return [value if value.mean is None
+            else value._replace(note=verdict.mark(run.verdicts))
+            for value, run in zip(values, runs, strict=True)]
+
+  columns: list[tuple[str, list[str | Value]]] = [
+      ('run', [run.name for run in runs])]
+  if differ:
+    columns.append(('dataset', [*map(_dataset, runs)]))
+  columns += [
+      ('method', [called[method] for method in methods]),
+      ('seeds', [_of(len(run.seeds), len(run.planned)) for run in runs]),
+      ('rounds', [*map(_rounds, runs)]),
+      ('final, %', accuracy(lambda o: o['final'])),
+      (f'last {summary.TAIL} evaluations, %', accuracy(lambda o: o['tail'])),
+      ('validation-selected, %', accuracy(lambda o: o['selected']))]
+  if 'local_accuracy' in measured:
+    columns.append(('local models, %', accuracy(
+        lambda o: o['metrics'].get('local_accuracy'))))
+  columns += [(metric_names.title(name), [
+      over_seeds([summary.last(rows, name) for rows in run.seeds])
+      for run in runs]) for name in more]
+  if 'epsilon' in measured and 'epsilon' not in more:
+    columns.append(('epsilon', [
+        study.spent(method, [o['metrics'].get('epsilon') for o in of_run])
+        for method, of_run in zip(methods, outcomes, strict=True)]))
+  columns += [
+      ('paper, %', [*map(_paper, runs)]),
+      ('MB sent', [*map(_megabytes, outcomes)]),
+      ('minutes', [Value(None if run.seconds is None else run.seconds / 60,
+                         digits=1) for run in runs])]
+  titles, cells = zip(*columns, strict=True)
+  return Grid([*titles], [[*row] for row in zip(*cells, strict=True)],
+              _notes(runs),
               pairs.best(runs) if len(runs) > 1 and not differ else None,
               [*differ, *_few_rows(runs)])
+
+
+def _megabytes(outcomes: Sequence[Mapping[str, Any]]) -> Value:
+  sent = [o['metrics'].get('bytes_up', 0) + o['metrics'].get('bytes_down', 0)
+          for o in outcomes]
+  return over_seeds([s / 1e6 for s in sent]) if any(sent) else Value(None)
 
 
 def _different_data(runs: Sequence[stored_runs.ReportedRun]) -> list[str]:

@@ -72,7 +72,9 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
         lambda: _new_workdir(setting.name)))
   workdir = pathlib.Path(options.workdir or '')
   jobs = prepared(setting, options, origin,
-                  lambda options: _dealt(setting, options, given))
+                  lambda options: deal(setting, options, given, data.load(
+                      options.dataset, options.data_dir, split=options.split,
+                      embeddings=options.embeddings)))
   if options.eval_only:
     for job in jobs:
       execution.evaluate(job)
@@ -251,22 +253,35 @@ def _readers(name: str) -> str:
   return f'{", ".join(others)} and {last}'
 
 
-def _dealt(setting: Setting, options: Config, given: Collection[str]
-           ) -> Dealt:
-  """Loads the data, and deals them."""
-  dataset = data.load(options.dataset, options.data_dir, split=options.split,
-                      embeddings=options.embeddings)
+def deal(setting: Setting, options: Config, given: Collection[str],
+         dataset: data.Dataset, partition: data.Partition | None = None
+         ) -> Dealt:
+  """Deals the data, once they and the options have decided the others.
+
+  Args:
+    setting: how rows are dealt.
+    options: what is asked for.
+    given: names that the user gave.
+    dataset: the examples.
+    partition: how they are dealt, for all seeds, if that is given.
+
+  Raises:
+    FieldError: see `data_defaults.decided`, and for what cannot be dealt.
+    WorkdirError: instead, where the folder holds a run on other data.
+  """
   try:
     options = decided(setting, options, given, dataset)
-    return dataset, options, partitions.deal(setting, options, dataset)
+    return dataset, options, (
+        partitions.deal(setting, options, dataset) if partition is None else
+        dict.fromkeys(options.all_seeds, partition))
   except FieldError as error:
     facts = workdir_lib.stored_config(options.workdir).get('facts', {})
     known = facts.get('data_hash')
     if known is None or known == job_lib.data_hash(dataset):
       raise
     raise workdir_lib.WorkdirError(
-        f'{options.workdir} holds a run on other data under the same name, and '
-        f'these cannot be dealt as it was: {error}') from error
+        f'{options.workdir} holds a run on other data, and these cannot be '
+        f'dealt as those were: {error}') from error
 
 
 def decided(setting: Setting, options: Config, given: Collection[str],

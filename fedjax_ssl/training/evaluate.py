@@ -20,7 +20,6 @@ from fedjax_ssl.core.types import (
   Method,
   Metrics,
   PyTree,
-  State,
 )
 from fedjax_ssl.training import classification_metrics
 
@@ -314,7 +313,18 @@ class Evaluation:
 
   def whole(self, server: PyTree, federation: Federation, probe: Probe,
             clients: OfClients, round_: jax.Array) -> Metrics:
-    """Computes all metrics; see `evaluation`."""
+    """Computes all metrics.
+
+    Those of a global model are its `scores` on the test set; largest_weight of
+    the server's record; val_accuracy and val_loss, if there are validation
+    examples; labeled_accuracy on at most 2048 rows that are learnt from with
+    their labels, not augmented; pseudo_label_accuracy and pseudo_label_rate by
+    the true labels of the probe rows, if the method labels; and the method's
+    `report`. If clients keep models of their own, local_accuracy is the mean of
+    these models' accuracies on at most 2048 test rows. Without a global model
+    there are only such means of all `scores`, local_accuracy, and the
+    largest_weight of the clients' models.
+    """
     test, validation = federation.test, federation.validation
     predict, out = self._method.predict, {}
     local = jax.tree.map(lambda x: x.mean(0), clients.own)
@@ -342,34 +352,9 @@ class Evaluation:
     return out
 
 
-def evaluation(method: Method, mesh: Mesh | None = None
-               ) -> Callable[[State, Federation, Probe], Metrics]:
-  """Makes a pure function that evaluates a state, to be jitted or mapped.
-
-  Args:
-    method: its `predict`, `pseudo_label` and `local_predict` are used.
-    mesh: devices to share the work, or None.
-
-  Returns:
-    (state, federation, probe) -> metrics. Those of a global model are its
-    `scores` on the test set; largest_weight of the server's record;
-    val_accuracy and val_loss, if there are validation examples;
-    labeled_accuracy on at most 2048 rows that are learnt from with their
-    labels, not augmented; pseudo_label_accuracy and pseudo_label_rate by the
-    true labels of the probe rows, if the method labels; and the method's
-    `report`. If clients keep models of their own, local_accuracy is the mean of
-    these models' accuracies on at most 2048 test rows. Without a global model
-    there are only such means of all `scores`, local_accuracy, and the
-    largest_weight of the clients' models.
-  """
-  own, rest = in_turn(method, mesh)
-  return lambda state, federation, probe: rest(
-      state, federation, probe, own(state, federation))
-
-
 def in_turn(method: Method, mesh: Mesh | None
             ) -> tuple[Callable[..., Any], Callable[..., Metrics]]:
-  """Makes the two parts of `evaluation`, to be compiled apart.
+  """Makes the two parts of an evaluation, to be compiled apart.
 
   Both gather predictions from the devices, and in one program nothing orders
   these exchanges. XLA's CPU client was seen to start them in another order on
@@ -377,12 +362,12 @@ def in_turn(method: Method, mesh: Mesh | None
   compilation cache.
 
   Args:
-    method: see `evaluation`.
-    mesh: see `evaluation`.
+    method: its `predict`, `pseudo_label` and `local_predict` are used.
+    mesh: devices to share the work, or None.
 
   Returns:
     (state, federation) -> `Evaluation.of_all`, and
-    (state, federation, probe, what that returned) -> metrics.
+    (state, federation, probe, what that returned) -> `Evaluation.whole`.
   """
   made = Evaluation(method, mesh)
 

@@ -107,20 +107,13 @@ def stops(start: int, end: int, eval_every: int, checkpoint_every: int
 def _listening() -> Iterator[threading.Event]:
   """Turns signals that end a program into a flag, read between calls."""
   heard = threading.Event()
-  if threading.current_thread() is not threading.main_thread():
-    yield heard
-    return
   def hear(number: int, frame: types.FrameType | None) -> None:
     del frame
     if heard.is_set() and number == signal.SIGINT:
       raise KeyboardInterrupt
     heard.set()
-  old = {s: signal.signal(s, hear) for s in ending.signals()}
-  try:
+  with ending.handled(hear):
     yield heard
-  finally:
-    for number, handler in old.items():
-      signal.signal(number, handler)
 
 
 def train(method: Method, federations: Federation | Sequence[Federation], *,

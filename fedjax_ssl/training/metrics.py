@@ -11,7 +11,7 @@ Under privacy each round between two evaluations has a short row: `round`,
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import errno
 import hashlib
@@ -128,7 +128,7 @@ class MetricsWriter:
     self._mirrors: list[trackers.Mirror] = []
     if lacking := trackers.lacking(track):
       raise MetricsError(f'track: {lacking}')
-    with _as_metrics_error(folder):
+    with disk.writing(folder, MetricsError):
       whole = _whole(folder, last, seals)  # Both, before one is changed.
       self._files = {name: _GrowingFile(folder / name, data)
                      for name, data in whole.items()}
@@ -146,7 +146,7 @@ class MetricsWriter:
     Raises:
       MetricsError: if that is impossible.
     """
-    with _as_metrics_error(self._folder):
+    with disk.writing(self._folder, MetricsError):
       return {name: file.seal() for name, file in self._files.items()}
 
   def _remember(self, row: Row) -> None:
@@ -194,11 +194,8 @@ class MetricsWriter:
     return plain
 
   def _append(self, name: str, row: Row) -> None:
-    try:
+    with disk.writing(self._folder / name, MetricsError):
       self._files[name].append(to_line(row).encode())
-    except OSError as error:
-      raise MetricsError(f'{self._folder / name} cannot be written: '
-                         f'{error.strerror}.') from error
 
   def close(self) -> None:
     """Closes the files."""
@@ -246,7 +243,7 @@ def cut_back(workdir: str | os.PathLike[str], round_: int,
       written.
   """
   folder = pathlib.Path(workdir)
-  with _as_metrics_error(folder):
+  with disk.writing(folder, MetricsError):
     for name, data in _whole(folder, round_, seals).items():
       if (sealed.content(folder / name) or b'') != data:
         disk.replace(folder / name, data)
@@ -266,23 +263,13 @@ def keep_beyond(workdir: str | os.PathLike[str], round_: int) -> str:
   if not any(row['round'] > round_ for row in _rows(data)):
     return ''
   copy = disk.aside(file)
-  with _as_metrics_error(file.parent):
+  with disk.writing(file.parent, MetricsError):
     disk.replace(copy, data)
   return copy.name
 
 
 def _rows(data: bytes | bytearray) -> list[Row]:
   return [row for _, row in run_files.parsed(data) if row is not None]
-
-
-@contextlib.contextmanager
-def _as_metrics_error(folder: pathlib.Path) -> Iterator[None]:
-  """Turns what the system refuses into a MetricsError."""
-  try:
-    yield
-  except OSError as error:
-    raise MetricsError(f'Metrics cannot be written to {folder}: '
-                       f'{error.strerror}.') from error
 
 
 def is_short(row: Mapping[str, Any]) -> bool:

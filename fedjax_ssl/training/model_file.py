@@ -34,11 +34,8 @@ def write(path: str | os.PathLike[str], record: PyTree,
       name: np.asarray(leaf) for name, leaf in _named(record).items()}
   whole = io.BytesIO()
   np.savez(whole, about=np.array(json.dumps(about)), **arrays)
-  try:
+  with disk.writing(path):
     disk.replace(pathlib.Path(path), whole.getvalue())
-  except OSError as error:
-    raise ValueError(f'{os.fspath(path)} cannot be written: '
-                     f'{error.strerror}.') from error
 
 
 def read(path: str | os.PathLike[str]

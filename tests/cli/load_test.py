@@ -170,6 +170,9 @@ def test_inputs_may_lack_the_one_channel(finished, test_set):
   np.testing.assert_array_equal(run.predict(images[..., 0]), want)
   np.testing.assert_array_equal(run.predict(images.astype(np.int64)), want)
   assert run.predict(images[:0]).shape == (0, 10)
+  # One alone, of [8, 8, 1] and [8, 8], is a batch of one.
+  for one in (images[0], images[0, ..., 0]):
+    np.testing.assert_array_equal(run.predict(one), run.predict(images[:1]))
 
 
 def test_one_program_predicts_inputs_of_many_sizes(finished, test_set):
@@ -182,7 +185,7 @@ def test_one_program_predicts_inputs_of_many_sizes(finished, test_set):
 
 
 @pytest.mark.parametrize('change, words', [
-    (lambda x: x[:, :4], '[B, 8, 8, 1]'), (lambda x: x[0], 'not [8, 8, 1]'),
+    (lambda x: x[:, :4], '[B, 8, 8, 1]'), (lambda x: x[0, 0], 'not [8, 1]'),
     (lambda x: x / 3, 'floats neither'), (lambda x: x * 1j, 'complex128')])
 def test_other_inputs_are_refused(finished, test_set, change, words):
   run = fedjax_ssl.load(finished)

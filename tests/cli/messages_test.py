@@ -32,6 +32,12 @@ LINES = {
         '--method=krum: it is given as --aggregator=krum.']),
     'server_as_method': (['--method=FedAdam'], [
         '--method=fedavg with --server_optimizer=adam.']),
+    'server_of_several': (['--server_optimizer=none'], [
+        '--server_optimizer=none: ', "'none' is unknown.", 'Allowed: ']),
+    'attack_as_view': (['--weak=noise'], ["'noise' is unknown.", 'flip_crop']),
+    'plain_server': (['--method=fedsgd'], ["'fedsgd' is unknown.", 'fedavg']),
+    'method_as_aggregator': (['--aggregator=fedavg'], [
+        'it is given as --method=fedavg.']),
     'server_of_others': (['--method=fedavgm'], ['--server_optimizer=momentum']),
     'flag_as_knob': (['--method=fixmatch(learning_rate=.1)'], [
         "'learning_rate' is an option", 'give --learning_rate=0.1 beside it']),

@@ -145,6 +145,10 @@ def test_arrays_count_as_in_python(images, call, tmp_path, scale):
     found = call(images, tmp_path / name)
     check(found, wanted, ('cat', 'dog'))
     assert found[0] == [f'{tmp_path / name}:{row}' for row in range(20)]
+  np.save(tmp_path / 'x.npy', given[0])
+  alone = call(images, tmp_path / 'x.npy')
+  check(alone, wanted[:1], ('cat', 'dog'))
+  assert alone[0] == [f'{tmp_path / "x.npy"}:0']
 
 
 def test_texts_are_named_by_their_lines(texts, call, tmp_path):
@@ -332,7 +336,7 @@ def test_inputs_that_are_refused(images, texts, photos, refuse):
   takes = 'the run takes images (files, folders, .npy or .npz).\n'
   for name, line in (
       ('empty', 'empty holds no image; images end with .bmp, '),
-      ('gone.png', 'gone.png: cannot be read (No such file or directory)\n'),
+      ('gone.png', f'gone.png: there is no such file; {takes}'),
       ('no.jpg', 'no.jpg cannot be read: '),
       ('/dev/null', '/dev/null: must be a file, and is a device\n'),
       ('t.csv', f't.csv: {takes}'), ('blank.txt', f'blank.txt: {takes}'),

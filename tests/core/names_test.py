@@ -32,6 +32,16 @@ def test_knobs_arrive_and_defaults_stay():
     assert registry.parse(registry.written(name, given)) == (name, given)
 
 
+@pytest.mark.parametrize('name, allowed, nearest', [
+    ('fedprx', ['fedprox', 'prox'], ['fedprox']),
+    ('fedprx', ['prox', 'fedprox'], ['fedprox']),
+    ('prxo', ['fedprox', 'prox'], ['prox']), ('fedopt', ['fedggp'], []),
+    ('Fed_Avg', ['fedavg', 'fedavg2'], ['fedavg']),
+    ('fedbd', ['feddb', 'fedavg'], ['feddb'])])
+def test_the_nearest_name(name, allowed, nearest):
+  assert checks.nearest(name, allowed) == nearest
+
+
 @pytest.mark.parametrize('text, words', [
     ('thin', ("Did you mean 'thing'", 'Allowed: thing')),
     ('thing(wide=1)', ("no knob 'wide'", 'width, rate, keep')),

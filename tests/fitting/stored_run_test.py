@@ -74,6 +74,16 @@ def test_the_setting_that_dealt_given_data_is_remembered(tmp_path):
   assert again.options == first.options and again.round == 1
 
 
+def test_other_data_that_cannot_be_dealt_so_are_named(tmp_path):
+  x = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
+  y = np.arange(60) % 4
+  fedjax_ssl.fit('fedavg', (x, y, x[:8], y[:8]), clients=3, rounds=1,
+                 workdir=tmp_path, **SHORT)
+  few = x[:6], y[:6], x[:8], y[:8]
+  with pytest.raises(ValueError, match=r'other data, .* dealt as .*min_size'):
+    fedjax_ssl.fit(None, few, workdir=tmp_path, progress=False)
+
+
 def test_a_refused_call_leaves_no_folder(monkeypatch, tmp_path):
   monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
   with pytest.raises(ValueError, match='^rounds=-3') as refused:

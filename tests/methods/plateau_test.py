@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.core import optimizers, tree
+from fedjax_ssl.core import tree
 from fedjax_ssl.methods.parts import plateau
 from tests import toy
 from tests.thorough import wider
@@ -57,7 +57,7 @@ def test_steps_in_place_of_epochs_count_as_one(changes, waited):
   task = toy.task(**changes)
   model = methods.make('fedavg', task).init(
       KEY, toy.federation()[0]).server.model
-  rate = optimizers.plateau()._replace(best=jnp.float32(0))
+  rate = plateau.full_rate()._replace(best=jnp.float32(0))
   found = plateau.after(task, rate, model, toy.federation()[0].validation,
                         jnp.bool_(True))
   assert found.waited == waited and found.factor == 1

@@ -104,7 +104,7 @@ def test_epsilon_follows_the_accountant_and_only_grows():
 def test_epsilon_is_evaluated_with_the_state():
   one = runner(ALL)
   federation = _federation()
-  rows = evaluate.evaluation(one.method)(
+  rows = toy.evaluation(one.method)(
       one.start, federation, evaluate.probe_of(federation))
   assert metrics.to_plain({'round': 0, **rows})['epsilon'] == 0
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import losses
-from fedjax_ssl.core import optimizers
+from fedjax_ssl.methods.parts import plateau
 from tests.oracles import fedmatch, ours
 
 STORED = ours.stored('fedmatch')
@@ -22,9 +22,9 @@ def test_the_vote_of_own_model_and_helpers():
 
 
 def test_the_learning_rate_falls_as_theirs_does():
-  state, rates = optimizers.plateau(), []
+  state, rates = plateau.full_rate(), []
   for loss in STORED['val_losses']:
-    state = optimizers.after_loss(state, jnp.float32(loss), patience=3)
+    state = plateau.after_loss(state, jnp.float32(loss), patience=3)
     rates.append(state.factor * STORED['lr'])
   ours.close(rates, STORED['rates'], 1e-7)
 

@@ -28,8 +28,8 @@ def trained(text):
 
 
 def evaluated(method, state, federation, probe=None):
-  """Compiled, as runs do it."""
-  return jax.jit(evaluate.evaluation(method))(
+  """In one program."""
+  return jax.jit(toy.evaluation(method))(
       state, federation, evaluate.probe_of(federation) if probe is None
       else probe)
 
@@ -203,7 +203,7 @@ def test_test_labels_are_read_by_evaluation_only():
   args = jnp.int32(0), jnp.int32(1), toy.key(1)
   chex.assert_trees_all_equal(run(state, totals, federation, *args),
                               run(state, totals, other, *args))
-  score = jax.jit(evaluate.evaluation(method))
+  score = jax.jit(toy.evaluation(method))
   probe = evaluate.probe_of(federation)
   a, b = (score(state, f, probe)['accuracy'] for f in (federation, other))
   assert a != b

@@ -51,7 +51,7 @@ def own_words(name: str) -> str:
 def with_scores(method: Any, state: Any, federation: Any,
                 sums: dict[str, Any]) -> dict[str, Any]:
   """Shapes and dtypes of a row: sums over rounds, and what is evaluated."""
-  scores = jax.eval_shape(evaluate.evaluation(method), state, federation,
+  scores = jax.eval_shape(toy.evaluation(method), state, federation,
                           evaluate.probe_of(federation))
   assert not set(sums) & set(scores)
   return {**sums, **scores}

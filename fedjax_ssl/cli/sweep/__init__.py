@@ -35,7 +35,6 @@ from typing import Any
 from fedjax_ssl.cli import arguments, child, exit_codes, method_names
 from fedjax_ssl.cli.sweep import cells as cells_lib
 from fedjax_ssl.cli.sweep import checking, grid, slots, study
-from fedjax_ssl.core import checks
 from fedjax_ssl.report import printing
 
 
@@ -138,17 +137,14 @@ def _check_methods(cells: Sequence[grid.Cell]) -> None:
   """Refuses misspelt methods of settings before any run begins.
 
   Raises:
-    GridError: naming the first one.
+    FieldError: naming the first one.
   """
   for cell in cells:
     texts = [word.partition('=')[2] for word in cell.args
              if word.startswith('--method=')]
     if texts and cell.setting and not any(
         word.startswith('--import') for word in cell.args):
-      try:
-        method_names.check(texts[-1])
-      except checks.FieldError as error:
-        raise grid.GridError(str(error)) from error
+      method_names.check(texts[-1])
 
 
 def _check(python: str, out: pathlib.Path, cells: Sequence[grid.Cell],
@@ -156,7 +152,7 @@ def _check(python: str, out: pathlib.Path, cells: Sequence[grid.Cell],
   """Refuses what no run could do, before any of them begins.
 
   Raises:
-    GridError: naming flag, value and what is allowed.
+    ValueError: naming flag, value and what is allowed.
   """
   _check_methods(cells)
   cells_lib.check_flags(python, cells, env)

@@ -237,7 +237,7 @@ def progress(path: pathlib.Path) -> tuple[int, int] | None:
   """
   flags = config_of(path, 'flags')
   wanted = flags.get('num_rounds')
-  seeds = flags.get('seeds') or [flags.get('seed')]
+  seeds = run_files.seeds(flags)
   if not isinstance(wanted, int) or not isinstance(seeds, list):
     return None
   last: dict[Any, int] = {}

@@ -77,33 +77,33 @@ class Sweep:
 
   def run(self) -> int:
     """Runs all cells; returns the exit code."""
-    old = {s: signal.signal(s, self._hear) for s in ending.signals()}
-    try:
-      self._warn()
-      while not self._heard and (
-          self._queue or self._elsewhere or any(self._slots)):
-        self._reap()
-        self._fill()
-        self._return_to_others()
-        self._show()
-        time.sleep(_TICK)
-      if self._heard:
-        self._say(f'ending {sum(map(bool, self._slots))} runs; the same '
-                  'command continues')
+    with ending.handled(self._hear):
+      try:
+        self._run_all()
+      except OSError as error:  # The folder fails; without it no run can go on.
         self._end_all()
-        self._reap()
-    except OSError as error:  # The folder fails; without it no run can go on.
-      self._end_all()
-      say(f'error: {error.filename or self._out} cannot be used: '
-             f'{error.strerror or error}.', stream=sys.stderr)
-      return exit_codes.of(error)
-    finally:
-      for number, handler in old.items():
-        signal.signal(number, handler)
+        say(f'error: {error.filename or self._out} cannot be used: '
+            f'{error.strerror or error}.', stream=sys.stderr)
+        return exit_codes.of(error)
     self._summary()
     if self._heard:
       return 128 + self._heard
     return 1 if self._failed else 0
+
+  def _run_all(self) -> None:
+    self._warn()
+    while not self._heard and (
+        self._queue or self._elsewhere or any(self._slots)):
+      self._reap()
+      self._fill()
+      self._return_to_others()
+      self._show()
+      time.sleep(_TICK)
+    if self._heard:
+      self._say(f'ending {sum(map(bool, self._slots))} runs; the same '
+                'command continues')
+      self._end_all()
+      self._reap()
 
   def _hear(self, number, frame) -> None:
     del frame

@@ -196,7 +196,7 @@ def _refused(setting: str, options: config.Config, given: frozenset[str],
         found[name] = was, now
     elif now != was:
       found[name] = was, now
-  seeds = stored.get('seeds') or [stored.get('seed') or 0]
+  seeds = run_files.seeds(stored)
   if options.all_seeds != seeds:
     found['seeds'] = seeds, options.all_seeds
   return found

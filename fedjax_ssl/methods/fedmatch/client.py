@@ -9,8 +9,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl import sparse
-from fedjax_ssl.core import client_weights, local_training, optimizers, tree
-from fedjax_ssl.core.optimizers import Plateau
+from fedjax_ssl.core import client_weights, local_training, tree
 from fedjax_ssl.core.types import Client, PyTree, Task, Update, Variables
 from fedjax_ssl.data import batching
 from fedjax_ssl.methods.fedmatch import helpers, local_step
@@ -44,7 +43,7 @@ class Message(NamedTuple):
 class Memory(NamedTuple):
   """What stays on a client; None where it is not needed."""
 
-  rate: Plateau | None
+  rate: plateau.Plateau | None
   copy: Parts | None  # As last sent, which the server holds too.
   model: Variables | None  # theta as last sent.
 
@@ -196,7 +195,7 @@ def update(task: Task, s: Settings, payload: Payload, client: Client,
         _, loss = plateau.validation_scores(task, local_step.whole(
             learner.sigma, sparse.cut(learner.psi, s.psi_threshold),
             learner.stats), client.validation)
-      rate = optimizers.after_loss(
+      rate = plateau.after_loss(
           rate, loss, patience=s.patience, epochs=task.epochs_a_round)
   size = sparse.size((payload.sigma, payload.stats))
   metrics |= {'cost_up': 100 * up / size, 'cost_down': 100 * down / size}

@@ -9,8 +9,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from fedjax_ssl import aggregation, sparse
-from fedjax_ssl.core import local_training, optimizers, tree
-from fedjax_ssl.core.optimizers import Plateau
+from fedjax_ssl.core import local_training, tree
 from fedjax_ssl.core.types import (
   Cohort,
   Context,
@@ -36,7 +35,7 @@ class Server(NamedTuple):
   psi: PyTree
   stats: PyTree  # Normalization statistics, of networks that have some.
   agents: helpers.Ranking | helpers.Bank | None  # None without helpers.
-  rate: Plateau | None  # Of its own labels, or of everybody.
+  rate: plateau.Plateau | None  # Of its own labels, or of everybody.
 
 
 def predicted(s: Settings, server: Server) -> Variables:
@@ -79,13 +78,13 @@ def init(task: Task, s: Settings, key: jax.Array, federation: Federation
     agents = helpers.no_ranking(psi, num_helpers)
   own_rates = s.lr_decay == 'clients'
   memory = Memory(
-      tree.repeat(optimizers.plateau(), count) if own_rates else None,
+      tree.repeat(plateau.full_rate(), count) if own_rates else None,
       tree.repeat((sigma, psi), count) if s.copies else None,
       tree.repeat(local_step.whole(sigma, psi, stats), count)
       if s.keep_local else None)
   rate = s.lr_decay == 'server' or (own_rates and s.at_server)
   server = Server(sigma, psi, stats, agents,
-                  optimizers.plateau() if rate else None)
+                  plateau.full_rate() if rate else None)
   return server, memory
 
 

@@ -14,7 +14,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from fedjax_ssl.core import optimizers, tree
+from fedjax_ssl.core import tree
 from fedjax_ssl.core.types import (
   Examples,
   Federation,
@@ -25,20 +25,64 @@ from fedjax_ssl.core.types import (
 )
 
 PATIENCE = 3  # Epochs.
+_DIVISOR = 3.0
 _BATCH = 256  # Validation rows of one pass.
+
+
+class Plateau(NamedTuple):
+  """A learning rate that falls when a validation loss stops falling.
+
+  Numbers of one client, or stacked over clients.
+  """
+
+  factor: jax.Array  # float32[], what the rate is multiplied with.
+  best: jax.Array  # float32[], lowest loss so far.
+  waited: jax.Array  # int32[], epochs since that loss or the last division.
+
+
+def full_rate() -> Plateau:
+  """Returns the first state: factor 1, and no loss measured."""
+  # Finite, as a client's memory with an infinity would count as broken.
+  return Plateau(jnp.float32(1), jnp.float32(1e30), jnp.int32(0))
+
+
+def after_loss(state: Plateau, loss: jax.Array, *, patience: int,
+               epochs: int = 1) -> Plateau:
+  """Divides the rate by 3 after `patience` epochs without a lower loss.
+
+  Args:
+    state: before this loss.
+    loss: float32[], measured after `epochs` more epochs; NaN is not lower.
+    patience: epochs, at least 1.
+    epochs: between two measurements.
+
+  Returns:
+    The state after this loss; its factor is at least 1e-16.
+
+  References:
+    Serra et al., HAT, https://arxiv.org/abs/1801.01423, whose rule FedMatch
+    uses.
+  """
+  better = loss < state.best
+  waited = jnp.where(better, 0, state.waited + epochs).astype(jnp.int32)
+  falls = waited >= patience
+  factor = jnp.where(falls, jnp.maximum(state.factor / _DIVISOR, 1e-16),
+                     state.factor)
+  return Plateau(factor, jnp.where(better, loss, state.best),
+                 jnp.where(falls, 0, waited))
 
 
 class Server(NamedTuple):
   """The server's record; the rate is for training on its own labels."""
 
   model: Variables
-  rate: optimizers.Plateau | None  # None where labels are at the clients.
+  rate: Plateau | None  # None where labels are at the clients.
 
 
 class Memory(NamedTuple):
   """A client's memory, with the state of its learning rate."""
 
-  rate: optimizers.Plateau
+  rate: Plateau
   own: PyTree  # The rest of what the client keeps.
 
 
@@ -61,9 +105,9 @@ def start(task: Task, model: Variables, own: PyTree, federation: Federation
   if not federation.validation.labels.shape[0]:
     raise ValueError("lr_decay='plateau' needs validation rows; without any, "
                      "give lr_decay='none'.")
-  rates = tree.repeat(optimizers.plateau(), federation.num_clients)
+  rates = tree.repeat(full_rate(), federation.num_clients)
   at_server = task.labels_at == 'server'
-  return (Server(model, optimizers.plateau() if at_server else None),
+  return (Server(model, full_rate() if at_server else None),
           Memory(rates, own))
 
 
@@ -98,8 +142,8 @@ def validation_scores(task: Task, model: Variables, examples: Examples
   return hits / count, loss / count
 
 
-def restarted(rate: optimizers.Plateau, federation: Federation,
-              round_: jax.Array) -> optimizers.Plateau:
+def restarted(rate: Plateau, federation: Federation,
+              round_: jax.Array) -> Plateau:
   """Starts again at the full rate when a stream's next task begins.
 
   So does the paper of Serra et al., which learns tasks one after another.
@@ -109,7 +153,7 @@ def restarted(rate: optimizers.Plateau, federation: Federation,
   task, first = jnp.divmod(round_, federation.rounds_per_task)
   begins = (first == 0) & (task < federation.stream.num_labeled.shape[0])
   return jax.tree.map(lambda now, start: jnp.where(begins, start, now), rate,
-                      optimizers.plateau())
+                      full_rate())
 
 
 def begin(state: State, federation: Federation, round_: jax.Array) -> State:
@@ -119,9 +163,9 @@ def begin(state: State, federation: Federation, round_: jax.Array) -> State:
   return state._replace(memory=memory._replace(rate=rates))
 
 
-def after(task: Task, rate: optimizers.Plateau, model: Variables,
+def after(task: Task, rate: Plateau, model: Variables,
           examples: Examples, trained: jax.Array, *, patience: int = PATIENCE
-          ) -> optimizers.Plateau:
+          ) -> Plateau:
   """Updates a learning rate by the validation loss of the trained model.
 
   Args:
@@ -138,5 +182,5 @@ def after(task: Task, rate: optimizers.Plateau, model: Variables,
     The rate for the next round.
   """
   _, loss = validation_scores(task, model, examples)
-  return tree.where(trained, optimizers.after_loss(
+  return tree.where(trained, after_loss(
       rate, loss, patience=patience, epochs=task.epochs_a_round), rate)

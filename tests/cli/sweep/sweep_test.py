@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -482,3 +483,13 @@ def test_zero_bytes_are_refused(argv, words, capsys):
   said = capsys.readouterr().err
   assert said.startswith('error: ') and words in said
   assert len(said.splitlines()) == 1
+
+
+def test_a_sweep_may_run_in_another_thread(tmp_path, capsys):
+  """Where Python lets nobody handle signals."""
+  codes: list[int] = []
+  other = threading.Thread(target=lambda: codes.append(sweep.main(
+      [f'--out={tmp_path}', '--', FAKE, '--x=1'])))
+  other.start()
+  other.join()
+  assert codes == [0] and 'done 1, failed 0 of 1' in capsys.readouterr().out
