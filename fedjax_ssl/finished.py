@@ -388,8 +388,8 @@ def load(workdir: str | os.PathLike[str]) -> LoadedRun:
   if os.path.isfile(workdir):
     return _load_file(workdir)
   if not os.path.exists(workdir):
-    raise ValueError(f'there is no {os.fspath(workdir)}; give the folder of a '
-                     'run, or a file that Run.save wrote.')
+    raise ValueError(f'there is no {os.fspath(workdir) or repr("")}; give the '
+                     'folder of a run, or a file that Run.save wrote.')
   began = workdir_lib.read_config(workdir)
   stored = own_code.found_again(began, workdir)
   facts = stored['facts']

@@ -34,6 +34,7 @@ _ELSEWHERE = {
               '--flagfile=RUN/run.flags --workdir=RUN` does too.',
     'compare': '`fedjax-ssl report RUN RUN` compares runs.',
     'plot': '`fedjax-ssl report RUN` draws curves.'}
+_FIRST = 'The setting comes first: `fedjax-ssl train SETTING --FLAG=VALUE`.'
 # Those that train or evaluate in this process.
 _TRAINING = ('train', 'evaluate', 'repeat')
 
@@ -157,8 +158,8 @@ def _train(words: list[str]) -> int:
   except ValueError as error:
     known = settings.names()
     if words[0] not in known and not isinstance(error, FieldError):
-      return _refuse('setting', words[0], known,
-                     more=' --import=FILE.py brings your own.')
+      return _refuse('setting', words[0], known, _FIRST * (
+          words[0][:1] == '-'), more=' --import=FILE.py brings your own.')
     return arguments.refuse(error)
   run_setting(words[0], words[1:])
   return 0  # It has ended the process before.

@@ -30,6 +30,11 @@ class Parser(argparse.ArgumentParser):
         formatter_class=argparse.RawDescriptionHelpFormatter)
     self._passes_on = passes_on
 
+  def parse_known_args(self, args=None, namespace=None):
+    """Parses as its base; keeps the words, for messages on a missing flag."""
+    self._words = [*(args or ())]
+    return super().parse_known_args(args, namespace)
+
   def error(self, message: str) -> NoReturn:
     """Ends the program with code 2; of an unknown flag it says the nearest."""
     more = self._meant(message) or ';'
@@ -56,6 +61,13 @@ class Parser(argparse.ArgumentParser):
     """Returns what a message on an unknown flag goes on with, or ''."""
     known = [option[2:] for option in self._option_string_actions
              if option.startswith('--')]
+    required = message.partition('are required: ')[2].split(', ')
+    for word in self._words:
+      name = word[2:].partition('=')[0]
+      if word.startswith('--') and name and name not in known:
+        for near in checks.nearest(name, known):
+          if f'--{near}' in required:
+            return f'; {word} is no flag. Did you mean --{near}?'
     for word in message.partition('unrecognized arguments: ')[2].split():
       name = word[2:].partition('=')[0]
       if word.startswith('--') and self._passes_on & {

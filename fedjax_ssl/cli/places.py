@@ -22,7 +22,12 @@ def runs_in(words: Sequence[str]) -> list[str]:
   A folder of runs, such as a sweep's, stands for all of them, and for those of
   the folders beside them; other files, such as logs, are skipped. If there is
   no run, returns all words.
+
+  Raises:
+    ValueError: for an empty word, as of a variable that is not set.
   """
+  if '' in words:
+    raise ValueError("'' names no run; name its folder.")
   found: list[str] = []
   for word in words:
     path = pathlib.Path(word)

@@ -216,7 +216,8 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     _check_inside(stored)
     return stored
   except FileNotFoundError:
-    raise WorkdirError(f'{path} holds no run: {CONFIG} is missing.') from None
+    where = os.fspath(path) or "''"
+    raise WorkdirError(f'{where} holds no run: {CONFIG} is missing.') from None
   except OSError as error:
     raise WorkdirError(f'{file} cannot be read: {_reason(error)}.') from error
   except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -260,8 +261,7 @@ def _take(folder: pathlib.Path, asked: str) -> int:
   traces = [t for t in _TRACES if (folder / t).exists()]
   if traces and not holds_run(folder):
     raise WorkdirError(f'{folder} holds {", ".join(traces)} but no {CONFIG}: '
-                       'not a run that could be continued. Choose another '
-                       'folder.')
+                       'no run that could go on. Choose another folder.')
   if holds_run(folder):
     read_config(folder)
   folder.mkdir(parents=True, exist_ok=True)

@@ -72,12 +72,14 @@ def test_closed_streams_end_nothing(tmp_path, closed):
 @pytest.mark.parametrize('words, said', [
     (['trian'], "'trian' is no command. Did you mean 'train'?"),
     (['resume'], "'resume' is no command. The command that began a run goes"),
+    (['train', '--method=uda'], 'The setting comes first: '),
     (['train', 'digits_dirdri'], "Did you mean 'digits_dirdir'?"),
     (['train', 'digits_dirdir', '--alhpa=1'], 'Did you mean --alpha?'),
     (['train', 'digits_dirdir', '--lr=1'], 'Did you mean --learning_rate?'),
     (['train', 'digits_dirdir', '--method=fixmach'], "Did you mean 'fixmatch'"),
     (['train', 'cifar_iid', '--num_rounds=0'], '--num_rounds=0'),
-    (['sweep', '--otu=x'], '--out'),
+    (['sweep', '--otu=x'],
+     'required: GRID, --out; --otu=x is no flag. Did you mean --out?'),
     (['predict', 'run', 'x.png', '--otu=x'], 'Did you mean --out?'),
     (['list', 'nothing'], 'nothing')])
 def test_wrong_words_are_refused_without_waiting_for_jax(words, said):
@@ -90,6 +92,15 @@ def test_wrong_words_are_refused_without_waiting_for_jax(words, said):
                         capture_output=True, check=False)
   assert done.returncode == 0, done.stderr
   assert said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize('words, said', [
+    (['report', '', '--out=y'], "'' names no run"),
+    (['results', ''], "'' names no run"),
+    (['evaluate', ''], "'' holds no run"),
+    (['predict', '', 'x'], "there is no ''")])
+def test_an_empty_word_is_no_folder(capsys, words, said):
+  assert cli.main(words) == 2 and said in capsys.readouterr().err
 
 
 def test_a_method_is_a_module_of_its_name():
