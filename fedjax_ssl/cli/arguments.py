@@ -29,10 +29,11 @@ class Parser(argparse.ArgumentParser):
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     self._passes_on = passes_on
+    self._words: list[str] = []  # Of the command, once they are parsed.
 
   def parse_known_args(self, args=None, namespace=None):
     """Parses as its base; keeps the words, for messages on a missing flag."""
-    self._words = [*(args or ())]
+    self._words = [*(sys.argv[1:] if args is None else args)]
     return super().parse_known_args(args, namespace)
 
   def error(self, message: str) -> NoReturn:
