@@ -135,7 +135,20 @@ def main_table(runs: Sequence[stored_runs.ReportedRun],
   return Grid([*titles], [[*row] for row in zip(*cells, strict=True)],
               _notes(runs),
               pairs.best(runs) if len(runs) > 1 and not differ else None,
-              [*differ, *_few_rows(runs)])
+              [*differ, *_few_rows(runs), *_deltas(runs, outcomes)])
+
+
+def _deltas(runs: Sequence[stored_runs.ReportedRun],
+            outcomes: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
+  """Says at which delta the epsilons are, of which each alone means little."""
+  def delta(run: stored_runs.ReportedRun) -> Any:
+    chosen = (run.config['facts'].get('choices') or {}).get('method')
+    return chosen['knobs'].get('delta') if chosen else None
+  return by_text(
+      (run.name, f'epsilon is at delta={delta(run):g}')
+      for run, of_run in zip(runs, outcomes, strict=True)
+      if any(o['metrics'].get('epsilon') is not None for o in of_run)
+      and isinstance(delta(run), float))
 
 
 def _megabytes(outcomes: Sequence[Mapping[str, Any]]) -> Value:

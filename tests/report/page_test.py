@@ -71,16 +71,20 @@ def cells(text: str) -> list[list[str]]:
 
 
 def test_spent_epsilons_have_a_column(tmp_path):
-  for name, method, spent in (
-      ('a', 'dpsgd', 7.5), ('b', "fedssl(dp_scope='generator')", 2.0),
-      ('c', 'fedavg', None)):
+  for name, method, spent, knobs in (
+      ('a', 'dpsgd', 7.5, {'delta': 1e-5}),
+      ('b', "fedssl(dp_scope='generator')", 2.0, {'delta': 1e-6}),
+      ('c', 'fedavg', None, {}), ('d', 'fedssl', None, {'delta': 1e-5})):
     more: dict[str, Any] = {} if spent is None else {'epsilon': spent}
-    fake.write(tmp_path / name, [fake.row(20, .5, **more)],
-               fake.config(method=method))
+    config = fake.config(method=method)
+    config['facts']['choices'] = {'method': {'text': method, 'knobs': knobs}}
+    fake.write(tmp_path / name, [fake.row(20, .5, **more)], config)
   grid = tables.main_table(stored_runs.load(
-      [tmp_path / name for name in 'abc']))
+      [tmp_path / name for name in 'abcd']))
   place = grid.columns.index('epsilon')
-  assert [row[place] for row in grid.rows] == ['7.50', '2.00, nominal', '']
+  assert [row[place] for row in grid.rows] == ['7.50', '2.00, nominal', '', '']
+  assert grid.below == [f'{grid.rows[0][0]}: epsilon is at delta=1e-05.',
+                        f'{grid.rows[1][0]}: epsilon is at delta=1e-06.']
 
 
 def test_seeds_of_one_cell_are_one_line(runs):
