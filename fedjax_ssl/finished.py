@@ -211,7 +211,7 @@ class LoadedRun(NamedTuple):
         one or a folder of them, which are brought to the model's size as
         `fedjax-ssl resize-images` does;
         texts, a list of B, or their tokens int32[B, T] or vectors
-        float[B, T, E]. One alone, without the axis B, is a batch of one.
+        float[B, T, E]. One array without the axis B is a batch of one.
       seed: which of the run's seeds; the first by default.
 
     Returns:
@@ -316,8 +316,8 @@ class LoadedRun(NamedTuple):
       return folder.read_images(list(inputs), *shape)
     if len(shape) > 1:
       return inputs
-    if not inputs.ndim and inputs.dtype.kind == 'U':
-      inputs = inputs[None]
+    if not inputs.ndim and inputs.dtype.kind == 'U':  # It may name a file.
+      raise ValueError(f'give a list of texts, [{str(inputs)[:40]!r}].')
     texts = tokens.as_texts('inputs', inputs)
     if texts is None:
       return inputs if inputs.size else np.zeros(

@@ -142,15 +142,17 @@ def _of_another(field: str, text: str) -> str:
                  for knob, value in given.items()
                  if knob not in known and knob in config.OPTIONS), '')
   rule = 'momentum' if name == 'fedavgm' else name.removeprefix('fed')
-  if field == 'method' and rule in server_optimizers.SERVER_OPTIMIZERS and (
-      rule != 'sgd'):  # FedSGD is no FedAvg.
+  if field == 'method' and rule in server_optimizers.SERVER_OPTIMIZERS:
+    beside = (('local_steps', 1) if rule == 'sgd'  # FedSGD is one step a round.
+              else ('server_optimizer', rule))
     return (f'give a method as {checks.option("method", "fedavg")} with '
-            f'{checks.option("server_optimizer", rule)}.')
-  # A name of several, such as none, tells nothing.
+            f'{checks.option(*beside)}.')
+  # A name of several, such as none, tells nothing; views share theirs, and an
+  # attack has words that others may mean otherwise, such as noise.
   others = [other for other, known in REGISTRIES.items()
-            if name in known and other != 'labeled_view']
+            if name in known and other not in ('labeled_view', 'attack')]
   return (f'it is given as {checks.option(others[0], name)}.'
-          if len(others) == 1 and 'method' in (field, *others) else '')
+          if len(others) == 1 else '')
 
 
 def _given(knob: str, value: Any) -> str:

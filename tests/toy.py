@@ -1,4 +1,4 @@
-"""The toy federation of `fedjax_ssl.testing`, by the name that tests use."""
+"""The toy federation of `fedjax_ssl.testing`, and how tests evaluate it."""
 from __future__ import annotations
 
 from collections.abc import Callable

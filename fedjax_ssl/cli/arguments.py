@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence, Set
 import functools
+import itertools
 import os
 import pathlib
 import sys
@@ -63,21 +64,21 @@ class Parser(argparse.ArgumentParser):
     known = [option[2:] for option in self._option_string_actions
              if option.startswith('--')]
     required = message.partition('are required: ')[2].split(', ')
-    for word in self._words:
+    is_missing = required != ['']
+    for word in (itertools.takewhile(lambda word: word != '--', self._words)
+                 if is_missing else
+                 message.partition('unrecognized arguments: ')[2].split()):
       name = word[2:].partition('=')[0]
-      if word.startswith('--') and name and name not in known:
-        for near in checks.nearest(name, known):
-          if f'--{near}' in required:
-            return f'; {word} is no flag. Did you mean --{near}?'
-    for word in message.partition('unrecognized arguments: ')[2].split():
-      name = word[2:].partition('=')[0]
-      if word.startswith('--') and self._passes_on & {
-          name, name.removeprefix('no')}:
+      if not word.startswith('--') or not name or name in known:
+        continue
+      if not is_missing and self._passes_on & {name, name.removeprefix('no')}:
         return ', a flag of the runs: give it after `--`, as --NAME=VALUE;'
-      if word.startswith('--') and name:
-        for near in checks.nearest(name, known) or [
-            full for full in known if full.startswith(name)]:
+      for near in checks.nearest(name, known) or [
+          full for full in known if full.startswith(name)]:
+        if not is_missing:
           return f'. Did you mean --{near}?'
+        if f'--{near}' in required:
+          return f'; {word} is no flag. Did you mean --{near}?'
     return ''
 
 

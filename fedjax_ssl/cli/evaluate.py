@@ -13,7 +13,7 @@ import pathlib
 import re
 
 from fedjax_ssl import cli
-from fedjax_ssl.cli import arguments, repeat
+from fedjax_ssl.cli import arguments, places, repeat
 from fedjax_ssl.report import printing
 from fedjax_ssl.running import settings
 from fedjax_ssl.training import command, own_code
@@ -29,6 +29,7 @@ def main(argv: Sequence[str]) -> int:
   if not argv or argv[0].startswith('-'):
     raise ValueError("name a run's folder first.")
   folder = argv[0]
+  places.check_named([folder])
   if any(re.match('--?num_rounds', word) for word in argv):
     raise ValueError('--num_rounds does nothing here: the newest checkpoint '
                      'is evaluated.')

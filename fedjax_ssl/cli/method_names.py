@@ -28,12 +28,12 @@ def check(text: str) -> None:
   folder = pathlib.Path(config.__file__).parent / 'methods'
   known = {module.name for module in pkgutil.iter_modules([str(folder)])}
   known -= {'parts'}
-  if name in known:  # Reading what is installed takes long.
+  # Reading what is installed takes long.
+  if name in known or name in (installed := {
+      point.name for point in metadata.entry_points(
+          group='fedjax_ssl.methods')}):
     return
-  known |= {point.name for point in metadata.entry_points(
-      group='fedjax_ssl.methods')}
-  if name in known:
-    return
+  known |= installed
   if checks.nearest(name, known, _NEAR):
     raise checks.FieldError('method', text, f'method {name!r} is '
                             f'{checks.unknown(name, known)}')

@@ -16,6 +16,18 @@ def repository() -> pathlib.Path | None:
   return root if found else None
 
 
+def check_named(words: Sequence[str]) -> None:
+  """Refuses an empty word, as of a variable that is not set.
+
+  As a path it would be the current folder.
+
+  Raises:
+    ValueError: for that.
+  """
+  if '' in words:
+    raise ValueError("'' names no run; name its folder.")
+
+
 def runs_in(words: Sequence[str]) -> list[str]:
   """Returns the folders of the runs that words name; other words stay.
 
@@ -24,10 +36,9 @@ def runs_in(words: Sequence[str]) -> list[str]:
   no run, returns all words.
 
   Raises:
-    ValueError: for an empty word, as of a variable that is not set.
+    ValueError: see `check_named`.
   """
-  if '' in words:
-    raise ValueError("'' names no run; name its folder.")
+  check_named(words)
   found: list[str] = []
   for word in words:
     path = pathlib.Path(word)

@@ -33,8 +33,8 @@ _MANY = 20  # Inputs of which it is odd that all get one class.
 Item = TypeVar('Item')
 # The name of an input, its class, and the probability.
 Row = tuple[str, str, str]
-# What is predicted at a time: what it is, the name of each input, which those
-# of an array get by number, the inputs.
+# What is predicted at a time: what it is, the name of each input, the inputs.
+# Rows of an array have no names; their numbers stand for them.
 _Part = tuple[str, Sequence[str] | None, finished.Inputs]
 
 
@@ -80,6 +80,17 @@ def _kind(file: str) -> _Kind:
       pathlib.Path(file).suffix.lower(), 'images')
 
 
+def _is_there(given: str) -> bool:
+  """Returns False for no file; what cannot be looked at is told later."""
+  try:
+    os.lstat(given)
+  except (FileNotFoundError, NotADirectoryError):
+    return False
+  except (OSError, ValueError):
+    pass
+  return True
+
+
 def _files(given: str, axes: int) -> list[tuple[str, _Kind]]:
   """Returns a file, or all images of a folder, and their kind.
 
@@ -88,8 +99,9 @@ def _files(given: str, axes: int) -> list[tuple[str, _Kind]]:
   """
   is_folder = os.path.isdir(given)
   beside, words = _TAKES.get(axes, ('array', 'arrays (.npy, .npz)'))
-  if not os.path.lexists(given):
-    raise ValueError(f'{given}: there is no such file; the run takes {words}.')
+  if not _is_there(given):
+    raise ValueError(f"{given or repr('')}: there is no such file; the run "
+                     f'takes {words}.')
   with table.named(pathlib.Path(given)):
     if not is_folder:
       files.check_regular(given)

@@ -100,6 +100,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
   if not words or words[0].startswith('-'):
     raise ValueError("name a run's folder or its config.json first.")
+  places.check_named(words[:1])
   path = pathlib.Path(words[0])
   folder = path if path.is_dir() else path.parent
   config = own_code.found_again(_config_of(path), folder)

@@ -141,14 +141,23 @@ def main_table(runs: Sequence[stored_runs.ReportedRun],
 def _deltas(runs: Sequence[stored_runs.ReportedRun],
             outcomes: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
   """Says at which delta the epsilons are, of which each alone means little."""
-  def delta(run: stored_runs.ReportedRun) -> Any:
+  def text(run: stored_runs.ReportedRun) -> str:
     chosen = (run.config['facts'].get('choices') or {}).get('method')
-    return chosen['knobs'].get('delta') if chosen else None
-  return by_text(
-      (run.name, f'epsilon is at delta={delta(run):g}')
-      for run, of_run in zip(runs, outcomes, strict=True)
-      if any(o['metrics'].get('epsilon') is not None for o in of_run)
-      and isinstance(delta(run), float))
+    delta = chosen['knobs'].get('delta') if chosen else None
+    return (f'epsilon is at delta={delta:g}' if isinstance(delta, float) else
+            'the delta of epsilon is not stored')
+  return _below([(run.name, text(run))
+                 for run, of_run in zip(runs, outcomes, strict=True)
+                 if any(o['metrics'].get('epsilon') is not None
+                        for o in of_run)])
+
+
+def _below(pairs_: Sequence[tuple[str, str]]) -> list[str]:
+  """Writes texts on runs as sentences; one on all without their names."""
+  said = {text for _, text in pairs_}
+  if len(said) == 1 and all(said):
+    return [f'{said.pop()}.']
+  return by_text(pairs_)
 
 
 def _megabytes(outcomes: Sequence[Mapping[str, Any]]) -> Value:
@@ -179,10 +188,7 @@ def _dataset(run: stored_runs.ReportedRun) -> str:
 
 def _few_rows(runs: Sequence[stored_runs.ReportedRun]) -> list[str]:
   """Says which runs have few validation rows; of all of them without names."""
-  said = {run.few_rows for run in runs}
-  if len(said) == 1 and all(said):
-    return [f'{said.pop()}.']
-  return by_text((run.name, run.few_rows) for run in runs)
+  return _below([(run.name, run.few_rows) for run in runs])
 
 
 def _paper(run: stored_runs.ReportedRun) -> Value:

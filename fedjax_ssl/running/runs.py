@@ -266,8 +266,8 @@ def deal(setting: Setting, options: Config, given: Collection[str],
     partition: how they are dealt, for all seeds, if that is given.
 
   Raises:
-    FieldError: see `data_defaults.decided`, and for what cannot be dealt.
-    WorkdirError: instead, where the folder holds a run on other data.
+    FieldError: see `data_defaults.decided`, and for what cannot be dealt; it
+      says so where the folder holds a run on other data.
   """
   try:
     options = decided(setting, options, given, dataset)
@@ -279,9 +279,10 @@ def deal(setting: Setting, options: Config, given: Collection[str],
     known = facts.get('data_hash')
     if known is None or known == job_lib.data_hash(dataset):
       raise
-    raise workdir_lib.WorkdirError(
-        f'{options.workdir} holds a run on other data, and these cannot be '
-        f'dealt as those were: {error}') from error
+    raise FieldError(
+        error.field, error.value, f'{options.workdir} holds a run on other '
+        'data, and these cannot be dealt as those were: '
+        f'{error.reason}') from None
 
 
 def decided(setting: Setting, options: Config, given: Collection[str],

@@ -128,7 +128,7 @@ class MetricsWriter:
     self._mirrors: list[trackers.Mirror] = []
     if lacking := trackers.lacking(track):
       raise MetricsError(f'track: {lacking}')
-    with disk.writing(folder, MetricsError):
+    with disk.writing(f'Metrics in {folder}', MetricsError):
       whole = _whole(folder, last, seals)  # Both, before one is changed.
       self._files = {name: _GrowingFile(folder / name, data)
                      for name, data in whole.items()}
@@ -146,7 +146,7 @@ class MetricsWriter:
     Raises:
       MetricsError: if that is impossible.
     """
-    with disk.writing(self._folder, MetricsError):
+    with disk.writing(f'Metrics in {self._folder}', MetricsError):
       return {name: file.seal() for name, file in self._files.items()}
 
   def _remember(self, row: Row) -> None:
@@ -243,7 +243,7 @@ def cut_back(workdir: str | os.PathLike[str], round_: int,
       written.
   """
   folder = pathlib.Path(workdir)
-  with disk.writing(folder, MetricsError):
+  with disk.writing(f'Metrics in {folder}', MetricsError):
     for name, data in _whole(folder, round_, seals).items():
       if (sealed.content(folder / name) or b'') != data:
         disk.replace(folder / name, data)
@@ -263,7 +263,7 @@ def keep_beyond(workdir: str | os.PathLike[str], round_: int) -> str:
   if not any(row['round'] > round_ for row in _rows(data)):
     return ''
   copy = disk.aside(file)
-  with disk.writing(file.parent, MetricsError):
+  with disk.writing(f'Metrics in {file.parent}', MetricsError):
     disk.replace(copy, data)
   return copy.name
 

@@ -216,8 +216,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     _check_inside(stored)
     return stored
   except FileNotFoundError:
-    where = os.fspath(path) or "''"
-    raise WorkdirError(f'{where} holds no run: {CONFIG} is missing.') from None
+    raise WorkdirError(f'{path} holds no run: {CONFIG} is missing.') from None
   except OSError as error:
     raise WorkdirError(f'{file} cannot be read: {_reason(error)}.') from error
   except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -97,9 +97,13 @@ def test_wrong_words_are_refused_without_waiting_for_jax(words, said):
 @pytest.mark.parametrize('words, said', [
     (['report', '', '--out=y'], "'' names no run"),
     (['results', ''], "'' names no run"),
-    (['evaluate', ''], "'' holds no run"),
+    (['evaluate', ''], "'' names no run"),
+    (['repeat', '', '--print'], "'' names no run"),
     (['predict', '', 'x'], "there is no ''")])
-def test_an_empty_word_is_no_folder(capsys, words, said):
+def test_an_empty_word_is_no_folder(capsys, monkeypatch, tmp_path, words, said):
+  """Not even the current one, where that holds a run."""
+  (tmp_path / 'config.json').write_text('{}')
+  monkeypatch.chdir(tmp_path)
   assert cli.main(words) == 2 and said in capsys.readouterr().err
 
 

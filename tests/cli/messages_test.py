@@ -34,8 +34,12 @@ LINES = {
         '--method=fedavg with --server_optimizer=adam.']),
     'server_of_several': (['--server_optimizer=none'], [
         '--server_optimizer=none: ', "'none' is unknown.", 'Allowed: ']),
-    'attack_as_view': (['--weak=noise'], ["'noise' is unknown.", 'flip_crop']),
-    'plain_server': (['--method=fedsgd'], ["'fedsgd' is unknown.", 'fedavg']),
+    'attack_as_view': (['--weak=noise'], [
+        "weak 'noise' is unknown. Did you mean 'none'? Allowed: cutout"]),
+    'plain_server': (['--method=fedsgd'], [
+        '--method=fedavg with --local_steps=1.']),
+    'aggregator_as_attack': (['--attack=median'], [
+        'it is given as --aggregator=median.']),
     'method_as_aggregator': (['--aggregator=fedavg'], [
         'it is given as --method=fedavg.']),
     'server_of_others': (['--method=fedavgm'], ['--server_optimizer=momentum']),

@@ -337,6 +337,8 @@ def test_inputs_that_are_refused(images, texts, photos, refuse):
   for name, line in (
       ('empty', 'empty holds no image; images end with .bmp, '),
       ('gone.png', f'gone.png: there is no such file; {takes}'),
+      ('', f"'': there is no such file; {takes}"),
+      ('x' * 300, f'{"x" * 300}: cannot be read (File name too long)'),
       ('no.jpg', 'no.jpg cannot be read: '),
       ('/dev/null', '/dev/null: must be a file, and is a device\n'),
       ('t.csv', f't.csv: {takes}'), ('blank.txt', f'blank.txt: {takes}'),

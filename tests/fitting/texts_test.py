@@ -88,6 +88,7 @@ def test_other_words_are_no_continuation(trained, tmp_path):
 
 
 @pytest.mark.parametrize('inputs, words', [
+    ('great', r"a list of texts, \['great'\]"),
     (['great', 1], 'row 1 of inputs is no text but 1'),
     ([['great']], r'texts of shape \(1, 1\)')])
 def test_texts_to_predict_are_one_list(trained, inputs, words):
@@ -95,10 +96,10 @@ def test_texts_to_predict_are_one_list(trained, inputs, words):
     trained.predict(inputs)
 
 
-def test_one_text_alone_is_a_batch_of_one(trained):
-  np.testing.assert_array_equal(trained.predict(TEXTS[0]),
-                                trained.predict(TEXTS[:1]))
-  assert trained.classify(TEXTS[0]) == trained.classify(TEXTS[:1])
+def test_the_tokens_of_one_text_are_a_batch_of_one(trained):
+  rows = tokens.encode(TEXTS, tokens.vocabulary(TEXTS))
+  np.testing.assert_array_equal(trained.predict(rows[0]),
+                                trained.predict(rows[:1]))
 
 
 @pytest.mark.parametrize('train, test, words', [

@@ -85,6 +85,13 @@ def test_spent_epsilons_have_a_column(tmp_path):
   assert [row[place] for row in grid.rows] == ['7.50', '2.00, nominal', '', '']
   assert grid.below == [f'{grid.rows[0][0]}: epsilon is at delta=1e-05.',
                         f'{grid.rows[1][0]}: epsilon is at delta=1e-06.']
+  # Of one run its name is not said; an older one has not stored its choices.
+  grid = tables.main_table(stored_runs.load([tmp_path / 'a']))
+  assert grid.below == ['epsilon is at delta=1e-05.']
+  fake.write(tmp_path / 'e', [fake.row(20, .5, epsilon=1.0)],
+             fake.config(method='dpsgd'))
+  grid = tables.main_table(stored_runs.load([tmp_path / 'e']))
+  assert grid.below == ['the delta of epsilon is not stored.']
 
 
 def test_seeds_of_one_cell_are_one_line(runs):
