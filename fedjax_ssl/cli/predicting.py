@@ -80,34 +80,20 @@ def _kind(file: str) -> _Kind:
       pathlib.Path(file).suffix.lower(), 'images')
 
 
-def _is_there(given: str) -> bool:
-  """Returns False for no file; what cannot be looked at is told later."""
-  try:
-    os.lstat(given)
-  except (FileNotFoundError, NotADirectoryError):
-    return False
-  except (OSError, ValueError):
-    pass
-  return True
-
-
 def _files(given: str, axes: int) -> list[tuple[str, _Kind]]:
   """Returns a file, or all images of a folder, and their kind.
 
   Raises:
     ValueError: if it is not there, or nothing that the run takes.
   """
-  is_folder = os.path.isdir(given)
+  is_folder, kind = os.path.isdir(given), _kind(given)
   beside, words = _TAKES.get(axes, ('array', 'arrays (.npy, .npz)'))
-  if not _is_there(given):
-    raise ValueError(f"{given or repr('')}: there is no such file; the run "
-                     f'takes {words}.')
+  # First, as who gives a text itself should not read that no file is so called.
+  if not given or kind not in ('array', beside):
+    raise ValueError(f"{given or repr('')}: the run takes {words}.")
   with table.named(pathlib.Path(given)):
     if not is_folder:
       files.check_regular(given)
-  kind = _kind(given)
-  if kind not in ('array', beside):
-    raise ValueError(f'{given}: the run takes {words}.')
   return [(str(file), kind) for file in (
       folder.below(pathlib.Path(given)) if is_folder else [given])]
 
