@@ -1,13 +1,14 @@
 """The bench as one page: tables, what was tried, curves."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import shlex
 from typing import Any
 
 import numpy as np
 
 from fedjax_ssl.bench import plan, records, standing
+from fedjax_ssl.report import summary
 
 _HEAD = ('rank', 'method', 'accuracy, %', 'gap closed', 'rounds to labels only',
          'worst tenth, %', 'MB up', 'MB down', 'passes', 'seconds')
@@ -138,8 +139,8 @@ def _search(lines: Mapping[str, Sequence[standing.Line]],
     spaces = {'learning_rate': space['learning_rate'], **space['knobs']}
     text.append(
         f'| `{name}` | `{plan.shown(plan.method_of(entry, best))}`, rate '
-        f'{best.learning_rate:g} | {_percent(values.get(best.number))} | '
-        f'{_percent(values.get(0))} | '
+        f'{best.learning_rate:g} | {percent([values.get(best.number)])} | '
+        f'{percent([values.get(0)])} | '
         + '; '.join(f'{knob} {", ".join(map(_short, choices))}'
                     for knob, choices in spaces.items()) + ' |')
   return text
@@ -150,23 +151,14 @@ def gap(row: standing.Line) -> str:
   return '-' if row.gap is None else f'{100 * row.gap:.0f} %'
 
 
-def percent(shares: np.ndarray) -> str:
-  """Says mean and deviation of some shares in percent; '-' if one is NaN."""
-  if not np.isfinite(shares).all():
-    return '-'
-  text = f'{100 * shares.mean():.2f}'
-  return text if len(shares) == 1 else (
-      f'{text} ± {100 * shares.std(ddof=1):.2f}')
+def percent(shares: Iterable[float | None]) -> str:
+  """Says mean and deviation of shares in percent; '-' if one is not known."""
+  return summary.percent([None if share is None or np.isnan(share) else share
+                          for share in shares])
 
 
 def _megabytes(count: float | None) -> str:
   return '-' if count is None else f'{count / 1e6:.0f}'
-
-
-def _percent(share: float | None) -> str:
-  if share is None or not np.isfinite(share):
-    return '-'
-  return f'{100 * share:.2f}'
 
 
 def _short(value: Any) -> str:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 import functools
 import itertools
 import os
@@ -60,26 +60,30 @@ class Parser(argparse.ArgumentParser):
       self.error(f'--out={out} must be {what}, in a folder that can be written')
 
   def _meant(self, message: str) -> str:
-    """Returns what a message on an unknown flag goes on with, or ''."""
+    """Returns what a message on a wrong flag goes on with, or ''."""
+    if required := message.partition('are required: ')[2]:
+      return next((f'; {word} is no flag. Did you mean --{near}?'
+                   for word, _, nearest in self._unknown(self._words)
+                   for near in nearest if f'--{near}' in required.split(', ')),
+                  '')
+    for _, name, nearest in self._unknown(
+        message.partition('unrecognized arguments: ')[2].split()):
+      if self._passes_on & {name, name.removeprefix('no')}:
+        return ', a flag of the runs: give it after `--`, as --NAME=VALUE;'
+      if nearest:
+        return f'. Did you mean --{nearest[0]}?'
+    return ''
+
+  def _unknown(self, words: Iterable[str]
+               ) -> Iterator[tuple[str, str, Sequence[str]]]:
+    """Yields words before `--` that give no flag of it, names, the nearest."""
     known = [option[2:] for option in self._option_string_actions
              if option.startswith('--')]
-    required = message.partition('are required: ')[2].split(', ')
-    is_missing = required != ['']
-    for word in (itertools.takewhile(lambda word: word != '--', self._words)
-                 if is_missing else
-                 message.partition('unrecognized arguments: ')[2].split()):
+    for word in itertools.takewhile(lambda word: word != '--', words):
       name = word[2:].partition('=')[0]
-      if not word.startswith('--') or not name or name in known:
-        continue
-      if not is_missing and self._passes_on & {name, name.removeprefix('no')}:
-        return ', a flag of the runs: give it after `--`, as --NAME=VALUE;'
-      for near in checks.nearest(name, known) or [
-          full for full in known if full.startswith(name)]:
-        if not is_missing:
-          return f'. Did you mean --{near}?'
-        if f'--{near}' in required:
-          return f'; {word} is no flag. Did you mean --{near}?'
-    return ''
+      if word.startswith('--') and name and name not in known:
+        yield word, name, checks.nearest(name, known) or [
+            full for full in known if full.startswith(name)]
 
 
 def refusing(main: Main) -> Main:

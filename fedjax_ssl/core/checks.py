@@ -54,6 +54,12 @@ class FieldError(ValueError):
       self.field = name
       self.args = name, self.value, self.reason
 
+  def because(self, reason: str) -> FieldError:
+    """Returns a refusal of the same values for another reason."""
+    return FieldError(self.field, self.value, reason, **{
+        name: value for name, value in self._fields.items()
+        if name != self.field})
+
   def __str__(self) -> str:
     """Returns one sentence, with the fields as its reader gives them."""
     cause = self.__cause__

@@ -7,7 +7,7 @@ import json
 import pathlib
 from typing import Any
 
-from fedjax_ssl.report import study, summary, text, verdict
+from fedjax_ssl.report import study, text, verdict
 from fedjax_ssl.training import environment
 
 
@@ -47,20 +47,10 @@ def _table(file: pathlib.Path, stored: Mapping[str, Any]
   more = [name for name in study.MORE
           if any(any(run.get(name) or ()) for run in runs)]
   commits = sorted({environment.commit(r['environment']) for r in runs})
-  lines = ['| run | method | labels | seeds | rounds | final | tail | '
-           'validation-selected |' + ''.join(
-               f' {name.replace("_", " ")} |' for name in more),
-           '|---|---|---|---:|---:|---:|---:|---:|' + '---:|' * len(more)]
-  for run in runs:
-    lines.append(text.line([
-        run['run'], f'`{run["method"]}`', run['labels'],
-        str(len(run['seeds'])), str(run['rounds']),
-        *(verdict.marked(summary.percent(run[k]), verdict.stored(run))
-          for k in ('final', 'tail', 'selected')),
-        *(_extra(run, name) for name in more)]))
-  lines += ['', 'Test accuracy in percent, mean ± standard deviation over '
-            'seeds; tail is the mean of the last '
-            f'{summary.TAIL} evaluations'
+  lines = study.head([name.replace('_', ' ') for name in more])
+  lines += [text.line([*study.first(run, run['method']),
+                       *(_extra(run, name) for name in more)]) for run in runs]
+  lines += ['', 'Test accuracy in percent, mean ± standard deviation over seeds'
             + ('; costs are percent of one dense model' if 'cost_up' in more
                else '') + f'. Commit {", ".join(commits)}. '
             f'[{file.name}]({file.name}) has every flag, seed, machine and '

@@ -5,7 +5,7 @@ Every number comes from the runs' own files.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import pathlib
@@ -19,7 +19,7 @@ from fedjax_ssl.report import (
   tradeoff,
   verdict,
 )
-from fedjax_ssl.report.text import by_text, line, plain
+from fedjax_ssl.report.text import by_text, line, plain, sentences
 from fedjax_ssl.training import (
   command,
   environment,
@@ -132,6 +132,7 @@ def _row(run: stored_runs.ReportedRun, columns: Sequence[str]
       # The rounds of each seed's evaluations, and the accuracy in each.
       'evaluated': [[row['round'] for row in rows] for rows in seeds],
       'curves': [[row.get('accuracy') for row in rows] for rows in seeds],
+      'delta': delta(configs[0].get('facts', {}).get('choices')),
       'flags': flags,
       'environment': _united([environment.throughout(c) for c in configs]),
       'restarts': sum(len(config['restarts']) for config in configs),
@@ -170,6 +171,27 @@ def spent(method: str, values: Sequence[float | None]) -> str:
   if noisy_networks(method) is None and all(v is None for v in values):
     return ''
   return summary.epsilon(values, is_nominal(method))
+
+
+def delta(choices: Mapping[str, Any] | None) -> float | None:
+  """Returns the delta of a run's method; None if it has or stores none.
+
+  Args:
+    choices: what `task.resolved` says of the run, or said when it began.
+  """
+  found = ((choices or {}).get('method') or {}).get('knobs', {}).get('delta')
+  return found if isinstance(found, float) else None
+
+
+def deltas(found: Iterable[tuple[str, float | None]]) -> list[str]:
+  """Says at which delta epsilons are, of which each alone means little.
+
+  Args:
+    found: the names of private runs, and their deltas.
+  """
+  return sentences([(name, 'the delta of epsilon is not stored' if value is None
+                     else f'epsilon is at delta={value:g}')
+                    for name, value in found])
 
 
 def is_nominal(method: str) -> bool:
@@ -219,6 +241,11 @@ def _other(rows: list[dict[str, Any]], part: str,
   return '; '.join(parts)
 
 
+def _deltas(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+  return deltas((row['run'], row['delta']) for row in rows
+                if any(v is not None for v in row['epsilon']))
+
+
 def _notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
   """Returns a line for all runs with the same notes."""
   return by_text((row['run'], '; '.join(row.get('notes') or ()))
@@ -260,6 +287,21 @@ def _shared_flags(rows: list[dict[str, Any]],
       f'`{" ".join(told)}`' if told else 'none')
 
 
+def head(more_: Sequence[str]) -> list[str]:
+  """Makes the head of a table of runs: columns of all tables, then more."""
+  columns = ['run', 'method', 'labels', 'seeds', 'rounds', 'final',
+             f'last {summary.TAIL} evaluations', 'validation-selected', *more_]
+  return [line(columns), '|---|---|---|' + (len(columns) - 3) * '---:|']
+
+
+def first(row: Mapping[str, Any], method: str) -> list[str]:
+  """Makes the cells of a run in the columns that all tables have."""
+  return [row['run'], f'`{method}`', row['labels'], str(len(row['seeds'])),
+          str(row['rounds']),
+          *(verdict.marked(summary.percent(row[name]), verdict.stored(row))
+            for name in _SHOWN)]
+
+
 def markdown(rows: list[dict[str, Any]], note: str,
              defaults: Callable[[str], Mapping[str, Any]] = lambda name: {}
              ) -> str:
@@ -277,18 +319,11 @@ def markdown(rows: list[dict[str, Any]], note: str,
            or name == 'epsilon' and any(
                noisy_networks(row['method']) for row in rows)]
   asked = list(rows[0].get('columns', {}))
-  lines += ['| run | method | labels | seeds | rounds | final | last '
-            f'{summary.TAIL} evaluations | validation-selected | seconds | '
-            'models sent | forward | backward |' + ''.join(
-                f' {name} |' for name in (
-                    *(metric_names.title(name) for name in asked), *extra)),
-            '|---|---|---|' + (9 + len(asked) + len(extra)) * '---:|']
+  lines += head(['seconds', 'models sent', 'forward', 'backward',
+                 *map(metric_names.title, asked), *extra])
   called = names.short(row['method'] for row in rows)
   for row in rows:
-    cells = [row['run'], f'`{called[row["method"]]}`', row['labels'],
-             str(len(row['seeds'])), str(row['rounds']),
-             *(verdict.marked(summary.percent(row[name]), verdict.stored(row))
-               for name in _SHOWN),
+    cells = [*first(row, called[row['method']]),
              '-' if row['seconds'] is None else f'{row["seconds"]:.0f}',
              *(_mean(row[name]) for name in _COSTS),
              *(summary.mean_std(row['columns'][name]) for name in asked),
@@ -304,7 +339,8 @@ def markdown(rows: list[dict[str, Any]], note: str,
                 is_nominal(row['method']) for row in rows)
             + (' Costs are percent of one dense model per client and round, '
                'mean over the run.' if 'cost_up' in extra else ''),
-            *(text for said in _notes(rows) for text in ('', said)),
+            *(text for said in [*_deltas(rows), *_notes(rows)]
+              for text in ('', said)),
             *(text for said in verdict.footnotes(
                 (row['run'], verdict.stored(row)) for row in rows)
               for text in ('', said)),

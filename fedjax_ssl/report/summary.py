@@ -169,7 +169,8 @@ def check_columns(columns: Sequence[str], runs: Runs) -> None:
           f'{", ".join(sorted(known)) or "none"}.')
 
 
-def table(runs: Runs, *, nominal: Collection[str] = ()) -> str:
+def table(runs: Runs, *, nominal: Collection[str] = (),
+          below: Sequence[str] = ()) -> str:
   """Makes a Markdown table of test accuracies in percent, mean ± std.
 
   The standard deviation is that of a sample (n - 1); one seed has none.
@@ -177,6 +178,7 @@ def table(runs: Runs, *, nominal: Collection[str] = ()) -> str:
   Args:
     runs: by name, one list of rows for each seed, as `load` gives.
     nominal: names of runs whose epsilon guarantees nothing.
+    below: sentences that go below the table, before its footnotes.
 
   Returns:
     The table, a line for each name in the given order, readable as plain text.
@@ -211,7 +213,7 @@ def table(runs: Runs, *, nominal: Collection[str] = ()) -> str:
     return f'| {" | ".join([first, *rest])} |'
 
   rule = ['-' * widths[0], *('-' * (w - 1) + ':' for w in widths[1:])]
-  notes = verdict.footnotes(verdicts.items())
+  notes = [*below, *verdict.footnotes(verdicts.items())]
   notes = [*notes, *[NOMINAL] * any(spent[i] and name in nominal
                                     for i, name in enumerate(runs))]
   below = '\n' + '\n\n'.join(notes) + '\n' if notes else ''

@@ -17,7 +17,7 @@ from fedjax_ssl.report import (
   summary,
   verdict,
 )
-from fedjax_ssl.report.text import as_csv, by_text
+from fedjax_ssl.report.text import as_csv, sentences
 from fedjax_ssl.training import metric_names
 
 _NAMED = 3  # Runs of one data set, where a line lists them.
@@ -141,23 +141,10 @@ def main_table(runs: Sequence[stored_runs.ReportedRun],
 def _deltas(runs: Sequence[stored_runs.ReportedRun],
             outcomes: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
   """Says at which delta the epsilons are, of which each alone means little."""
-  def text(run: stored_runs.ReportedRun) -> str:
-    chosen = (run.config['facts'].get('choices') or {}).get('method')
-    delta = chosen['knobs'].get('delta') if chosen else None
-    return (f'epsilon is at delta={delta:g}' if isinstance(delta, float) else
-            'the delta of epsilon is not stored')
-  return _below([(run.name, text(run))
-                 for run, of_run in zip(runs, outcomes, strict=True)
-                 if any(o['metrics'].get('epsilon') is not None
-                        for o in of_run)])
-
-
-def _below(pairs_: Sequence[tuple[str, str]]) -> list[str]:
-  """Writes texts on runs as sentences; one on all without their names."""
-  said = {text for _, text in pairs_}
-  if len(said) == 1 and all(said):
-    return [f'{said.pop()}.']
-  return by_text(pairs_)
+  return study.deltas(
+      (run.name, study.delta(run.config['facts'].get('choices')))
+      for run, of_run in zip(runs, outcomes, strict=True)
+      if any(o['metrics'].get('epsilon') is not None for o in of_run))
 
 
 def _megabytes(outcomes: Sequence[Mapping[str, Any]]) -> Value:
@@ -188,7 +175,7 @@ def _dataset(run: stored_runs.ReportedRun) -> str:
 
 def _few_rows(runs: Sequence[stored_runs.ReportedRun]) -> list[str]:
   """Says which runs have few validation rows; of all of them without names."""
-  return _below([(run.name, run.few_rows) for run in runs])
+  return sentences([(run.name, run.few_rows) for run in runs])
 
 
 def _paper(run: stored_runs.ReportedRun) -> Value:

@@ -41,6 +41,12 @@ def by_text(pairs: Iterable[tuple[str, str]]) -> list[str]:
   return [f'{", ".join(names)}: {text}.' for text, names in said.items()]
 
 
+def sentences(pairs: Sequence[tuple[str, str]]) -> list[str]:
+  """Writes texts on names as sentences; one on all without their names."""
+  said = {text for _, text in pairs}
+  return [f'{said.pop()}.'] if len(said) == 1 and all(said) else by_text(pairs)
+
+
 def as_csv(rows: Iterable[Sequence[object]]) -> str:
   """Writes rows as CSV, a line for each."""
   stream = io.StringIO()

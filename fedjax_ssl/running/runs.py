@@ -94,10 +94,8 @@ def train(setting: Setting, options: Config, origin: Mapping[str, Any],
                        f'with {stopping.given(options.workdir or "")} '
                        'continues.')
         raise
-    num_validation = jobs[0].facts['federation']['num_validation']
-    nominal = [job.name for job in jobs if study.is_nominal(job.spec.method)]
     writes = not places[0].is_read_only
-    processes.once(lambda: _finish(workdir, runs, num_validation, nominal,
+    processes.once(lambda: _finish(workdir, jobs, runs,
                                    draws=writes,
                                    report=writes and options.report))
   return [job.folder for job in jobs] if writes else []
@@ -279,10 +277,9 @@ def deal(setting: Setting, options: Config, given: Collection[str],
     known = facts.get('data_hash')
     if known is None or known == job_lib.data_hash(dataset):
       raise
-    raise FieldError(
-        error.field, error.value, f'{options.workdir} holds a run on other '
-        'data, and these cannot be dealt as those were: '
-        f'{error.reason}') from None
+    raise error.because(
+        f'{options.workdir} holds a run on other data, and these cannot be '
+        f'dealt as those were: {error.reason}') from None
 
 
 def decided(setting: Setting, options: Config, given: Collection[str],
@@ -367,15 +364,20 @@ def wanted(options: Config, workdir: pathlib.Path) -> list[Planned]:
   return plan
 
 
-def _finish(workdir: pathlib.Path, runs: dict[str, list[Any]],
-            num_validation: int, nominal: Collection[str], *, draws: bool,
-            report: bool) -> None:
+def _finish(workdir: pathlib.Path, jobs: Sequence[job_lib.Job],
+            runs: dict[str, list[Any]], *, draws: bool, report: bool) -> None:
   """Draws the curves and prints the table, which the terminal may refuse."""
   if draws:
     draw(workdir, runs)
-  printing.say(summary.table(runs, nominal=nominal))
+  printing.say(summary.table(
+      runs,
+      nominal=[job.name for job in jobs if study.is_nominal(job.spec.method)],
+      below=study.deltas(
+          (job.name, study.delta(task_lib.resolved(job.spec))) for job in jobs
+          if any(rows[-1].get('epsilon') is not None
+                 for rows in runs[job.name]))))
   few = summary.few_rows([rows for seeds in runs.values() for rows in seeds],
-                         num_validation)
+                         jobs[0].facts['federation']['num_validation'])
   if few:
     printing.say(f'{few}.\n')
   if gain := pairs.gain(next(iter(runs)), runs):

@@ -114,3 +114,12 @@ def test_a_refusal_by_the_thing_itself_names_the_text():
   assert str(info.value).startswith('thing=picky(size=0): size must')
   with pytest.raises(ValueError, match="Did you mean 'size'"):
     registry.build('thing', 'picky(siez=0)', {'picky': picky})
+
+
+def test_a_refusal_for_another_reason_keeps_all_fields():
+  error = checks.FieldError('agents', 3, 'are too many', clients=2)
+  error.rename('clients', 'num_clients')
+  other = error.because('do not fit')
+  assert str(other) == 'agents=3 and num_clients=2: do not fit'
+  assert (other.field, other.value, other.reason) == (
+      'agents', 3, 'do not fit')

@@ -246,6 +246,7 @@ def test_only_noise_on_the_generator_alone_is_called_nominal(tmp_path):
     head, _, row, *rest = _call(folder).stdout.splitlines()
     assert head.endswith('| epsilon |')
     cells[scope] = row.split(' | ')[-1], 'no guarantee' in ' '.join(rest)
+    assert ('the delta of epsilon is not stored.' in rest) == (scope != 'open')
   assert cells == {'all': ('7.50 |', False),
                    'generator': ('7.50, nominal |', True),
                    'open': ('unbounded |', False)}

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import types
 
-from fedjax_ssl import config
+from fedjax_ssl import config, task
 from fedjax_ssl.report import canvas
 from fedjax_ssl.running import execution, runs, settings
 
@@ -24,7 +24,7 @@ def test_an_epsilon_that_guarantees_nothing_says_so(
     monkeypatch, tmp_path, capsys):
   jobs = [types.SimpleNamespace(
       name=name, folder=tmp_path, facts={'federation': {'num_validation': 0}},
-      spec=types.SimpleNamespace(method=method)) for name, method in (
+      spec=task.TaskSpec(2, (1,), method=method)) for name, method in (
           ('ours', "fedssl(dp_scope='classifier')"),
           ('printed', "fedssl(dp_scope='generator')"))]
   monkeypatch.setattr(runs, 'prepared', lambda *_: jobs)
@@ -35,6 +35,8 @@ def test_an_epsilon_that_guarantees_nothing_says_so(
   monkeypatch.setattr(runs, 'draw', lambda *_: None)
   runs.train(settings.SETTINGS['digits_dirdir'],
              config.Config(workdir=str(tmp_path)), {}, ())
-  _, _, ours, printed, _, note, *_ = capsys.readouterr().out.splitlines()
+  lines = capsys.readouterr().out.splitlines()
+  _, _, ours, printed, _, delta, _, note, *_ = lines
   assert ours.endswith(' 3.00 |') and printed.endswith(' 3.00, nominal |')
+  assert delta == 'epsilon is at delta=1e-05.'
   assert note.startswith('A nominal epsilon is no guarantee')
