@@ -124,6 +124,16 @@ def test_labels_that_nobody_holds_may_be_unknown():
   fedjax_ssl.train(_method(), _with('train', labels=labels), num_rounds=0)
 
 
+@pytest.mark.parametrize('options, words', [
+    ({'widht': 4}, r"Did you mean the knob model='cnn\(width=4\)'"),
+    ({'notemper': True}, "has no option 'notemper'"),
+    ({'nokeep_local': True}, r"give method='fixmatch\(keep_local=False\)'"),
+    ({'temperature': .5}, "a knob of .*, and method='fixmatch' has none")])
+def test_an_unknown_option_of_fit_may_be_a_knob(options, words):
+  with pytest.raises(TypeError, match=words):
+    fedjax_ssl.fit('fixmatch', 'digits', **options)
+
+
 def test_arguments_of_make():
   task, make = fedjax_ssl.make_task(_spec()), fedjax_ssl.make_method
   wrong: Any
@@ -225,7 +235,7 @@ def test_a_square_larger_than_the_image_names_its_view():
     ({'num_epochs': 2}, "mean 'local_epochs'?"),
     ({'clients_per_round': 3}, "mean 'cohort_size'?"),
     ({'cohort': 3}, "mean 'cohort_size'?"),
-    ({'lambda_u': 3}, "knob of the method: 'fixmatch(unlabeled_weight=3)'"),
+    ({'lambda_u': 3}, "but a knob: give method='fixmatch(unlabeled_weight=3)'"),
     ({'clients': np.array(['cy', 'bob'])}, "'client_train': clients"),
     ({'dataset': {'x_train': (), 'y_train': (), 'x_test': (), 'y_test': (),
                   'client': ()}}, 'client_train')])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import contextlib
 import errno
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import flags
 
@@ -16,8 +16,6 @@ from fedjax_ssl.core import (
   checks,
   flagfile_lines,
   imports,
-  knobs,
-  registry,
 )
 from fedjax_ssl.running import other_names
 
@@ -26,8 +24,6 @@ _OF_A_NAME = (errno.ELOOP, errno.ENAMETOOLONG)
 
 # absl's flags that one gives.
 _MORE = ('flagfile', 'verbosity', 'logtostderr', 'alsologtostderr', 'log_dir')
-# How alike a word and the flag or knob that it may mean are at least.
-_NEAR = 0.84
 
 # What we say of a value that does not fit its flag, by what absl says.
 _PLAIN = {
@@ -124,71 +120,27 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
            for name, option in config.OPTIONS.items()}
   known = [*kinds, *_MORE]
   negated = re.sub('^no[-_]?', '', knob)
-  if near := checks.nearest(knob, known, _NEAR) or [
+  if near := checks.nearest(knob, known, other_names.NEAR) or [
       f'no{name}' if kinds.get(name) is bool else name
-      for name in checks.nearest(negated, known, _NEAR)]:
+      for name in checks.nearest(negated, known, other_names.NEAR)]:
     return f'{word} is no flag. {_did_you_mean(near)}'
-  if said := _as_knob(word, other_names.knob(knob), given):
+  if said := _as_knob(word, knob, given):
     return said
   meant = [name for name in config.OPTIONS
-           if checks.nearest(knob, name.split('_'), _NEAR)]
+           if checks.nearest(knob, name.split('_'), other_names.NEAR)]
   return f'{word} is no flag' + (
       f'. {_did_you_mean(meant)}' if meant else '; --help lists all.')
 
 
-class _Meant(NamedTuple):
-  """A knob that an unknown flag is, or resembles."""
-
-  field: str  # The flag with which one gives it.
-  name: str  # Of the method, model or the like that has it.
-  knob: str
-  given: Mapping[str, Any]  # Knobs that the name has been given.
-  off: bool  # Whether the flag has a `no` before it.
-  says: str  # What a message says before `--field=...`.
-  ends: str  # And after it.
-
-
 def _as_knob(word: str, knob: str, given: Mapping[str, Any]) -> str:
   """Returns the message for a flag that is a knob, or nearly one; else ''."""
-  if not (found := _meant(knob, given)):
+  from fedjax_ssl.running import meant_knobs
+  if not (found := meant_knobs.find(knob, given)):
     return ''
-  from fedjax_ssl import task
-  field, name, own, old, off, says, ends = found
-  value = _value(
-      word, knobs.names(task.REGISTRIES[field][name])[own].default, off)
-  words = [f'{k}={registry.literal(v)}' for k, v in old.items() if k != own]
-  return (f'{word} is no flag{says} '
-          f'--{field}="{name}({", ".join([*words, f"{own}={value}"])})"{ends}')
-
-
-def _meant(knob: str, given: Mapping[str, Any]) -> _Meant | None:
-  """Finds the knob that a name means; noNAME may mean the knob NAME.
-
-  Those of what is chosen come first, then those of other methods, then those
-  of what is chosen under a name that is nearly the same.
-  """
-  from fedjax_ssl import task
-  asked = [knob, *([knob.removeprefix('no')] if knob.startswith('no') else [])]
-  chosen: dict[str, tuple[str, str, str, Mapping[str, Any]]] = {}
-  for field, known in task.REGISTRIES.items():
-    with contextlib.suppress(ValueError):
-      name, old = registry.parse(given[field] or '')
-      for own in knobs.names(known[name]) if name in known else ():
-        chosen.setdefault(own, (field, name, own, old))
-  for own in asked:
-    if own in chosen:
-      return _Meant(*chosen[own], own != knob, ' but a knob: give', '.')
-  for own in asked:
-    if owners := [name for name, build in task.REGISTRIES['method'].items()
-                  if own in knobs.names(build)]:
-      return _Meant('method', owners[0], own, {}, own != knob, (
-          f' but a knob of {", ".join(owners)}, and --method={given["method"]} '
-          'has none; it is given as in'), '.')
-  for own in reversed(asked):
-    for near in checks.nearest(own, chosen, _NEAR):
-      return _Meant(*chosen[near], checks.nearest(near, asked, 0) != [knob],
-                    '. Did you mean the knob', '?')
-  return None
+  return f'{word} is no flag' + found.told(
+      _value(word, found.default, found.off), given['method'],
+      lambda field, text: f'--{field}="{text}"' if '(' in text else
+      f'--{field}={text}')
 
 
 def _value(word: str, default: Any, off: bool) -> str:

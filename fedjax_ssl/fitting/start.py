@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from fedjax_ssl import config, data, methods
+from fedjax_ssl import config, data
 from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import FieldError
-from fedjax_ssl.core import checks, flag_kinds, knobs, registry
+from fedjax_ssl.core import checks, flag_kinds, registry
 from fedjax_ssl.core.types import Federation, Method
 from fedjax_ssl.data import datasets
 from fedjax_ssl.data.datasets import files
@@ -22,6 +22,7 @@ from fedjax_ssl.fitting import inputs
 from fedjax_ssl.fitting.run import Run
 from fedjax_ssl.running import (
   devices,
+  meant_knobs,
   other_names,
   runs,
   settings,
@@ -172,22 +173,35 @@ def _dataset(stored: Mapping[str, Any]) -> str:
   return name
 
 
-def _as_knob(method: str | Callable[..., Method], word: str, value: Any
-             ) -> str:
-  """Says how to give a knob of the method; '' if it has none of the name."""
-  if not isinstance(method, str):
-    return ''
-  with contextlib.suppress(ValueError):  # A malformed text is refused later.
-    name, given = registry.parse(method)
-    knob = other_names.knob(word)
-    if name in methods.METHODS and knob in knobs.names(methods.METHODS[name]):
-      text = registry.written(name, {**given, knob: value})
-      return f' It is a knob of the method: {text!r}.'
-  return ''
+def _unknown(word: str, value: Any, known: Sequence[str],
+             chosen: Mapping[str, Any]) -> str:
+  """Returns the message for an option that is not known.
 
-
-def _meant(names: Collection[str]) -> str:
-  return f' Did you mean {" or ".join(map(repr, names))}?' if names else ''
+  Args:
+    word: the option.
+    value: what it was given.
+    known: names of options.
+    chosen: values of options, from which knobs are proposed.
+  """
+  names = [*known, *_SHORT, *_OWN, 'setting', 'progress']
+  why = ''
+  if word in _PROGRAMS:
+    why = ' It is of the programs.'
+  elif word in _OF_DATA:
+    why = f" It is one of the data's: {{'x_train': x, ..., {word!r}: ...}}."
+  elif near := other_names.ours(word) or checks.nearest(
+      word, names, other_names.NEAR):
+    why = f' Did you mean {" or ".join(map(repr, near))}?'
+  elif found := meant_knobs.find(word, chosen):
+    if found.off:
+      value = not value if isinstance(value, bool) else ...
+    return f'{word!r} is no option of fit' + found.told(
+        '...' if value is ... else registry.literal(value), chosen['method'],
+        lambda field, text: f'{field}={text!r}')
+  else:
+    why = checks.near(word, names)
+  return (f'fit has no option {word!r}.{why} All options are the fields of '
+          'fedjax_ssl.config.Config.')
 
 
 def _given(method: str | Callable[..., Method], options: Mapping[str, Any]
@@ -198,13 +212,10 @@ def _given(method: str | Callable[..., Method], options: Mapping[str, Any]
   for word, value in options.items():
     name = _SHORT.get(word, word)
     if name not in known:
-      why = (' It is of the programs.' if name in _PROGRAMS else
-             f" It is one of the data's: {{'x_train': x, ..., {word!r}: ...}}."
-             if word in _OF_DATA else _as_knob(method, word, value)
-             or _meant(other_names.ours(word)) or checks.near(
-                 word, [*known, *_SHORT, 'setting', 'progress']))
-      raise TypeError(f'fit has no option {word!r}.{why} All options are the '
-                      'fields of fedjax_ssl.config.Config.')
+      raise TypeError(_unknown(word, value, known, {
+          **vars(config.Config()), **options, 'method': (
+              method if isinstance(method, str) else
+              getattr(method, '__name__', ''))}))
     if name in given:
       short = next(word for word, long in _SHORT.items() if long == name)
       raise TypeError(f'{name} is given twice; {short} is short for it.')

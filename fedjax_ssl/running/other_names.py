@@ -3,6 +3,9 @@ from __future__ import annotations
 
 from fedjax_ssl.core import checks
 
+# How alike a word and the option or knob that it may mean are at least.
+NEAR = 0.84
+
 _OURS = {
     **dict.fromkeys(('batch_size', 'bs'), ('labeled_batch', 'unlabeled_batch')),
     **dict.fromkeys(('clients_per_round', 'num_participants', 'participation',

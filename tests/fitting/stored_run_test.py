@@ -102,7 +102,7 @@ def test_a_named_data_set_that_was_given_is_given_again(tmp_path):
   named = fedjax_ssl.data.load('digits')._replace(name='mine')
   fedjax_ssl.fit('fedprox', named, rounds=1, clients=3, workdir=tmp_path,
                  **SHORT)
-  with pytest.raises(TypeError, match=r"knob of the method: 'fedprox\(mu=0.5"):
+  with pytest.raises(TypeError, match=r"method='fedprox\(mu=0.5"):
     fedjax_ssl.fit(workdir=tmp_path, mu=0.5)
   with pytest.raises(ValueError, match=r'was given its data \(mine\)'):
     fedjax_ssl.fit(workdir=tmp_path)
