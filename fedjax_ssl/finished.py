@@ -206,12 +206,12 @@ class LoadedRun(NamedTuple):
 
     Args:
       inputs: images [B, H, W, C], or [B, H, W] if C is 1, 0 to 255, or floats
-        of 0 to 1, as a data set may have (all of 1 or less: by
-        their scale the whole call counts), or paths of B image files, or of
-        one or a folder of them, which are brought to the model's size as
-        `fedjax-ssl resize-images` does;
-        texts, a list of B, or their tokens int32[B, T] or vectors
-        float[B, T, E]. One array without the axis B is a batch of one.
+        of 0 to 1, as a data set may have (all of 1 or less: by their scale
+        the whole call counts), or paths of B image files, or of one or a
+        folder of them, which are brought to the model's size as
+        `fedjax-ssl resize-images` does; texts, a list of B, or their tokens
+        int32[B, T] or vectors float[B, T, E]. One array without the axis B is
+        a batch of one.
       seed: which of the run's seeds; the first by default.
 
     Returns:
@@ -272,8 +272,7 @@ class LoadedRun(NamedTuple):
       line, are taken for each, by column.
 
     Raises:
-      ValueError: as `predict`; for no rows, or labels of another number or
-        unknown classes.
+      ValueError: as `predict`; for no rows, or too few, many or odd labels.
     """
     classes = files.as_array('labels', labels)
     if (words := names.texts(classes)).dtype.kind in 'US':
@@ -317,7 +316,8 @@ class LoadedRun(NamedTuple):
     if len(shape) > 1:
       return inputs
     if not inputs.ndim and inputs.dtype.kind == 'U':  # It may name a file.
-      raise ValueError(f'give a list of texts, [{str(inputs)[:40]!r}].')
+      raise ValueError(f'give a list of texts, [{str(inputs)[:40]!r}]; those '
+                       'of a file are read by `fedjax-ssl predict` alone.')
     texts = tokens.as_texts('inputs', inputs)
     if texts is None:
       return inputs if inputs.size else np.zeros(

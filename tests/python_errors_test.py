@@ -15,6 +15,7 @@ import fedjax_ssl
 from fedjax_ssl import losses
 from fedjax_ssl.core import checks, run_files
 from fedjax_ssl.core.local_training import Aux
+from fedjax_ssl.data.datasets import files
 from fedjax_ssl.methods.parts import averaging, network
 from fedjax_ssl.running import runs, settings
 from fedjax_ssl.training import own_code, processes, runner, workdir
@@ -122,6 +123,22 @@ def test_labels_that_nobody_holds_may_be_unknown():
   federation, hidden = toy.federation()
   labels = jnp.where(hidden, -1, federation.train.labels)
   fedjax_ssl.train(_method(), _with('train', labels=labels), num_rounds=0)
+
+
+def test_no_labels_are_called_so():
+  """NumPy makes floats of no numbers, which nobody gave."""
+  with pytest.raises(ValueError, match='test labels are empty'):
+    files.class_labels('test', np.asarray([]))
+
+
+def test_a_link_to_nothing_is_no_misspelt_name(tmp_path):
+  (tmp_path / 'dead.csv').symlink_to('nowhere')
+  with pytest.raises(ValueError, match='dead.csv is a link to nowhere, which'):
+    fedjax_ssl.data.load('dead', tmp_path)
+  wrong: Any
+  for wrong in (None, ['digits'], 3):
+    with pytest.raises(ValueError, match="dataset=.*: must be a name, as 'dig"):
+      fedjax_ssl.data.load(wrong, tmp_path)
 
 
 @pytest.mark.parametrize('options, words', [

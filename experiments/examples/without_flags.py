@@ -17,7 +17,7 @@ owner = data.dirichlet_capped(rng, labels, 20, where=~held)
 few, rest = data.label_within(rng, labels, owner, fraction=0.1)
 federation = data.federate(
     digits.train, validation=None, test=digits.test,
-    partition=data.Partition(few, rest, held), num_clients=20)
+    partition=data.make_partition(few, rest, held), num_clients=20)
 task = fedjax_ssl.make_task(fedjax_ssl.TaskSpec(
     num_classes=10, input_shape=digits.train.inputs.shape[1:], flip=False,
     local_steps=5))

@@ -16,6 +16,7 @@ from fedjax_ssl.core import (
   checks,
   flagfile_lines,
   imports,
+  registry,
 )
 from fedjax_ssl.running import other_names
 
@@ -45,7 +46,7 @@ def line(error: BaseException, given: Mapping[str, Any]) -> str:
     text = _unknown(error, given)
   elif isinstance(error, flags.IllegalFlagValueError):
     value, reason = wrong_value(error)
-    text = f'--{value}{reason}.'
+    text = f'--{value}{reason}{_beside(value)}.'
     if getattr(error, '__notes__', ()):
       if re.search(r'=.*\s--\w', value):
         text += ' A line of a flagfile has one flag.'
@@ -99,6 +100,15 @@ def wrong_value(error: flags.IllegalFlagValueError) -> tuple[str, str]:
   return (value, f'{colon}{reason.rstrip(".")}') if value else (text, '')
 
 
+def _beside(value: str) -> str:
+  """Says where a value that a flag refuses belongs, if that is known."""
+  if re.match(r'optimizer=\w+\(', value):
+    return ('; its settings are --learning_rate, --momentum and '
+            '--weight_decay')
+  return ('; how many there are says --labels_per_class or --labeled_fraction'
+          if re.fullmatch(r'labels=[\d.]+', value) else '')
+
+
 def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
              ) -> str:
   """Returns the message for an unknown flag.
@@ -120,6 +130,13 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
            for name, option in config.OPTIONS.items()}
   known = [*kinds, *_MORE]
   negated = re.sub('^no[-_]?', '', knob)
+  # A knob of a method of the user's own, which may be called anything.
+  if ':' in str(given.get('method')) or given.get('imports'):
+    with contextlib.suppress(ValueError):
+      for place in checks.words(given.get('imports')):
+        registry.import_place(place)
+    if said := _as_knob(word, knob, given, chosen=True):
+      return said
   if near := checks.nearest(knob, known, other_names.NEAR) or [
       f'no{name}' if kinds.get(name) is bool else name
       for name in checks.nearest(negated, known, other_names.NEAR)]:
@@ -132,10 +149,15 @@ def _unknown(error: flags.UnrecognizedFlagError, given: Mapping[str, Any]
       f'. {_did_you_mean(meant)}' if meant else '; --help lists all.')
 
 
-def _as_knob(word: str, knob: str, given: Mapping[str, Any]) -> str:
-  """Returns the message for a flag that is a knob, or nearly one; else ''."""
+def _as_knob(word: str, knob: str, given: Mapping[str, Any], *,
+             chosen: bool = False) -> str:
+  """Returns the message for a flag that is a knob, or nearly one; else ''.
+
+  With `chosen` only one of what is chosen counts, and by its whole name.
+  """
   from fedjax_ssl.running import meant_knobs
-  if not (found := meant_knobs.find(knob, given)):
+  found = meant_knobs.find(knob, given)
+  if found is None or chosen and (found.owners or found.is_near):
     return ''
   return f'{word} is no flag' + found.told(
       _value(word, found.default, found.off), given['method'],

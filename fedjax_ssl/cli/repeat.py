@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import json
 import os
 import pathlib
+import re
 import sys
 import tempfile
 from typing import Any
@@ -113,7 +114,10 @@ def main(argv: Sequence[str]) -> int:
                        'out.')
     printing.say(command.text_of(config), end='')
     return 0
-  line = [*program(config, path), *command.flags_of(config), *words[1:]]
+  stored = command.flags_of(config)
+  if any(re.match('--?seed(=|$)', word) for word in words[1:]):
+    stored = [flag for flag in stored if not flag.startswith('--seeds=')]
+  line = [*program(config, path), *stored, *words[1:]]
   if '\0' in ''.join(line):
     raise ValueError(f'{path} has a flag with a zero byte.')
   os.execv(sys.executable, line)

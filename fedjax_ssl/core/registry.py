@@ -45,7 +45,8 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     ValueError: if the text has another form, or a value is no literal; the
       message shows it.
   """
-  form = f'{text!r} is not of the form name or name(knob=value, ...)'
+  form = (f'{text!r} is not of the form name or name(knob=value, ...), with '
+          'the name of each knob')
   if text.strip().endswith('.py'):
     names = imports.names_in(text.strip())
     form = f'{text!r} lacks what follows the file: :NAME or :NAME(knob=...)' + (

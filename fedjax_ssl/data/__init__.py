@@ -36,6 +36,7 @@ from fedjax_ssl.data.partition import (
     label_within,
     labeled_min_size,
     load_partition,
+    make_partition,
     Partition,
     partition_hash,
     PARTITIONS,
@@ -52,6 +53,7 @@ __all__ = (
     'deal_tasks', 'describe', 'dirichlet_capped', 'dirichlet_clients',
     'dirichlet_pairs', 'dirichlet_shares', 'federate', 'federation',
     'iid_count', 'iid_random', 'label_clients', 'label_mixed',
-    'label_within', 'labeled_min_size', 'load', 'load_partition', 'partition',
-    'partition_hash', 'register_dataset', 'round_robin', 'save_partition',
+    'label_within', 'labeled_min_size', 'load', 'load_partition',
+    'make_partition', 'partition', 'partition_hash', 'register_dataset',
+    'round_robin', 'save_partition',
     'shards', 'shift', 'split_validation', 'streaming', 'text')

@@ -11,6 +11,7 @@ from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Array, Examples, Federation, Shard
 from fedjax_ssl.data.partition.file import (
   check_partition,
+  make_partition,
   Partition,
 )
 
@@ -90,9 +91,17 @@ def federate(train: Examples, validation: Examples | None, test: Examples,
 
   Raises:
     ValueError: if the parts do not fit each other.
+    TypeError: for parts that are no `Examples`.
   """
   checks.check('labels', labels, ('few', 'all'))
   checks.check('labels_at', labels_at, ('clients', 'server'))
+  for name, part in (('train', train), ('validation', validation),
+                     ('test', test)):
+    if not isinstance(part, Examples) and not (
+        part is None and name == 'validation'):
+      raise TypeError(f'{name} must be Examples(inputs, labels), not a '
+                      f'{type(part).__name__}.')
+  partition = make_partition(*partition)
   check_partition(partition, len(train.labels), num_clients)
   validation = _validation(train, validation, partition)
   num_classes = _num_classes((train, validation, test), num_classes)

@@ -176,8 +176,9 @@ def check_free(given: Mapping[str, Any], source_: Source, *,
   """
   for name, value in source_.options.items():
     if name in given and given[name] != value:
-      raise FieldError(name, given[name], f'the given federation has {value}; '
-                       'leave it out.')
+      raise FieldError(name, given[name], 'the given federation has '
+                       f'{"its own" if value is None else value}; leave it out.'
+                       )
   for name in sorted(source_.unread & set(given)) if begins else ():
     if given[name] == OPTIONS[name].default:
       continue

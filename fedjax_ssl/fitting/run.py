@@ -5,13 +5,17 @@ from collections.abc import Iterable, Sequence
 import contextlib
 import dataclasses
 import functools
+import inspect
 import io
 import itertools
 import operator
 import os
 import pathlib
+import shutil
 import tempfile
 from typing import Any, TextIO
+import warnings
+import weakref
 
 import jax
 import numpy as np
@@ -21,11 +25,30 @@ from fedjax_ssl import task as task_lib
 from fedjax_ssl.config import Config, FieldError
 from fedjax_ssl.core import checks
 from fedjax_ssl.core.types import Array, Federation, State
-from fedjax_ssl.report import canvas, summary
+from fedjax_ssl.report import canvas, summary, verdict
 from fedjax_ssl.running import client_memory, execution, runs, stopping
 from fedjax_ssl.running import job as job_lib
 from fedjax_ssl.training import columns, offloaded, runner
 from fedjax_ssl.training import per_client as per_client_lib
+
+
+def _depth() -> int:
+  """Counts the frames from the caller to the first that is not of here."""
+  depth, frame = 1, inspect.currentframe()
+  while frame and frame.f_back and str(
+      frame.f_back.f_globals.get('__name__')).startswith('fedjax_ssl.'):
+    depth, frame = depth + 1, frame.f_back
+  return depth
+
+
+class Temporary:
+  """A folder that is removed with the last run that holds this."""
+
+  def __init__(self):
+    """Makes the folder, `name`."""
+    self.name = tempfile.mkdtemp(prefix='fedjax_ssl_')
+    self.cleanup = weakref.finalize(self, shutil.rmtree, self.name,
+                                    ignore_errors=True)
 
 
 class Run:
@@ -47,7 +70,7 @@ class Run:
   """
 
   def __init__(self, jobs: Sequence[job_lib.Job],
-               temporary: tempfile.TemporaryDirectory[str] | None = None, *,
+               temporary: Temporary | None = None, *,
                stream: TextIO | None = None):
     """Gets ready to train; see `resume`.
 
@@ -125,6 +148,7 @@ class Run:
         run._job = job
         try:
           run._train(place)
+          run._warn()
         except execution.Stopped as stopped:
           stopping.answered()  # The error tells of them; the process goes on.
           goes_on = ('' if self._temporary else '; the same call with workdir='
@@ -151,6 +175,18 @@ class Run:
     self._finished = finished.make(
         job.spec, task_lib.make_task(job.spec), job.method, self.states,
         self.round, job.facts, job.vocabulary)
+
+  def _warn(self) -> None:
+    """Warns where the numbers mislead, as the programs say below a table."""
+    found = [verdict.of(rows[-1]) for rows in self._rows if rows]
+    diverged = [v if v and v.kind == verdict.DIVERGED else None for v in found]
+    # Where progress is shown, a line has told of them.
+    lost = 0 if self._stream is None or any(diverged) else int(
+        np.nansum(self.metrics.get('num_rejected', 0)))
+    for text in (*verdict.footnotes([(self.name, diverged)]),
+                 *([f'{self.name}: {lost} updates or means of them were left '
+                    'out, as they were broken.'] if lost else [])):
+      warnings.warn(text, stacklevel=_depth())
 
   @property
   def _model(self) -> finished.LoadedRun:

@@ -4,9 +4,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 import contextlib
 import functools
+import inspect
 import io
 import os
-import tempfile
 from typing import Any
 
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from fedjax_ssl.core.types import Federation, Method
 from fedjax_ssl.data import datasets
 from fedjax_ssl.data.datasets import files
 from fedjax_ssl.fitting import inputs
-from fedjax_ssl.fitting.run import Run
+from fedjax_ssl.fitting.run import Run, Temporary
 from fedjax_ssl.running import (
   devices,
   meant_knobs,
@@ -149,7 +149,7 @@ def _fitted(method: str | Callable[..., Method] | None, dataset: Any,
   temporary = None
   with contextlib.ExitStack() as refused:
     if workdir is None:
-      temporary = tempfile.TemporaryDirectory(prefix='fedjax_ssl_')
+      temporary = Temporary()
       refused.callback(temporary.cleanup)
       given['workdir'] = temporary.name
     told = _resolved(given, stored, found, source, saves=workdir is not None)
@@ -273,6 +273,11 @@ def _text(field: str, given: Any) -> str:
       return registry.written(name, knobs)  # The one that the name stands for.
     raise FieldError(field, name, f'a {kind} of the library has this name; '
                      'rename the function.')
+  try:
+    inspect.signature(function)
+  except ValueError:
+    raise TypeError(f'{field} must be a text, such as {example!r}, or {form}; '
+                    f'{name} has no signature.') from None
   known[name] = known.adapt(function)
   return registry.written(name, knobs)
 

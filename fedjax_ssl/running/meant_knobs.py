@@ -34,8 +34,8 @@ class Meant(NamedTuple):
   @property
   def default(self) -> Any:
     """Returns the knob's default."""
-    return knobs.names(task.REGISTRIES[self.field][self.name])[
-        self.knob].default
+    return knobs.names(registry.find(
+        task.REGISTRIES[self.field], self.name))[self.knob].default
 
   def told(self, value: str, method: str,
            option: Callable[[str, str], str]) -> str:
@@ -75,7 +75,7 @@ def find(word: str, chosen: Mapping[str, Any]) -> Meant | None:
     if isinstance(text := chosen.get(field), str):
       with contextlib.suppress(ValueError):
         name, given = registry.parse(text)
-        for knob in knobs.names(known[name]) if name in known else ():
+        for knob in knobs.names(registry.find(known, name, field)):
           held.setdefault(knob, (field, name, given))
   for knob in asked:
     if knob in held:

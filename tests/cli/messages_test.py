@@ -64,6 +64,9 @@ LINES = {
     'part_of_a_flag': (['--rounds=3'], ['--rounds=3', '--num_rounds or --']),
     'whole_number': (['--num_rounds=1e3'],
                      ['--num_rounds=1e3 is no whole number.']),
+    'settings_of_the_optimizer': (
+        ['--optimizer=adam(b1=.5)'], ['adamw, rmsprop; its settings are --l']),
+    'how_many_labels': (['--labels=10'], ['few, all; how', '--labels_per_cl']),
     'number': (['--alpha=x'], ['--alpha=x is no number.']),
     'number_with_colon': (['--num_rounds=a: b'],
                           ['--num_rounds=a: b is no whole number.']),
@@ -237,6 +240,22 @@ def test_a_slip_in_a_flagfile_that_a_flagfile_names(refuse, tmp_path):
     assert said.endswith(f' (at {outer}:2)')
 
 
+@pytest.mark.parametrize('own', ['method', 'import'])
+def test_a_knob_of_ones_own_method_comes_before_a_like_flag(
+    refuse, tmp_path, own):
+  file = tmp_path / 'mine.py'
+  file.write_text(
+      'from fedjax_ssl import methods\n@methods.register("knobbed")\n'
+      'def knobbed(task, *, weight: float = .1):\n  raise ValueError\n')
+  words, name = (([f'--method={file}:knobbed'], f'{file}:knobbed')
+                 if own == 'method' else
+                 ([f'--import={file}', '--method=knobbed'], 'knobbed'))
+  assert refuse(*words, '--weight=0.2') == (
+      'error: --weight=0.2 is no flag but a knob: give '
+      f'--method="{name}(weight=0.2)".')
+  assert 'Did you mean --weight_decay?' in refuse(*words, '--weight_dcay=0.2')
+
+
 def test_a_slip_beside_an_empty_flagfile_or_a_pipe(refuse, tmp_path):
   empty, pipe = tmp_path / 'empty.flags', tmp_path / 'pipe'
   empty.touch()
@@ -333,9 +352,9 @@ def test_own_data_are_named(refuse, tmp_path):
     (['--data_dir=DIR/pets.npz'], '--data_dir=DIR, and its name, '
      '--dataset=pets.'),
     (['--data_dir=DIR', '--dataset=pets.npz'],
-     '--dataset=pets.npz: is a file: give pets, and its folder as data_dir.'),
-    (['--dataset=DIR/pets.npz'], 'give pets, and its folder, DIR, as data_dir.'
-     )])
+     '--dataset=pets.npz: is a file: give pets, and its folder as --data_dir.'),
+    (['--dataset=DIR/pets.npz'],
+     'give pets, and its folder, DIR, as --data_dir.')])
 def test_a_file_is_told_from_a_data_set(refuse, tmp_path, args, words):
   (tmp_path / 'pets.npz').touch()
   line = refuse(*(word.replace('DIR', str(tmp_path)) for word in args),

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -53,6 +54,18 @@ def test_the_configuration_alone_is_enough(finished, tmp_path):
       capture_output=True, check=True)
   rows = (tmp_path / 'again' / 'metrics.jsonl').read_text()
   assert (finished / 'metrics.jsonl').read_text().startswith(rows) and rows
+
+
+@pytest.mark.parametrize('words', [('--seed=5',), ('--seed', '5'),
+                                   ('--seeds=5',)])
+def test_another_seed_takes_the_place_of_the_runs(finished, monkeypatch, words):
+  given: list[str] = []
+  monkeypatch.setattr(os, 'execv', lambda _, line: given.extend(line))
+  repeat.main([str(finished), *words])
+  before = given[:-len(words)]
+  assert [*words] == given[-len(words):] and '--num_rounds=2' in before
+  # An option given twice counts as given last; of two names it would clash.
+  assert ('--seeds=3' in before) == (words == ('--seeds=5',))
 
 
 def test_it_says_where_it_comes_from(finished):

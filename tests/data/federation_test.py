@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,6 +34,23 @@ def _federate(dealt=None, **kwargs):
   return federation.federate(
       TRAIN, None, TEST, _partition() if dealt is None else dealt,
       num_clients=N, **kwargs)
+
+
+def test_integers_of_any_width_say_whose_rows_are_whose():
+  dealt = _partition()
+  wide = dealt._replace(labeled=dealt.labeled.astype(np.int64),
+                        unlabeled=dealt.unlabeled.tolist())
+  for one, other in zip(_federate(dealt).clients, _federate(wide).clients,
+                        strict=True):
+    np.testing.assert_array_equal(one, other)
+  with pytest.raises(ValueError, match="'labeled' must hold integers, not fl"):
+    _federate(dealt._replace(labeled=dealt.labeled + .5))
+
+
+def test_examples_are_examples():
+  pair: Any = TEST.inputs, TEST.labels
+  with pytest.raises(TypeError, match=r'^test must be Examples\(.* a tuple'):
+    federation.federate(TRAIN, None, pair, _partition(), num_clients=N)
 
 
 def _owner(rows, sizes):

@@ -2,8 +2,12 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import re
+import tempfile
+from typing import Any
+import warnings
 
 from flax import linen as nn
 import jax
@@ -245,3 +249,31 @@ def test_a_file_may_be_imported_and_named(tmp_path, monkeypatch):
   one_of_mine = importlib.import_module('one_of_mine')
   assert fit(one_of_mine.one_of_mine).name == 'one_of_mine'
   assert 'one_of_mine' in fit(f'{file}:one_of_mine(mu=0.3)').name
+
+
+def broken(stacked, weights):
+  return jax.tree.map(lambda x: x.mean(0) * jnp.nan, stacked)
+
+
+def test_a_run_that_diverged_warns_its_caller():
+  """However much it shows of its progress, and where the caller stands."""
+  short: dict[str, Any] = {
+      'model': 'linear', 'clients': 3, 'rounds': 1, 'progress': False}
+  with pytest.warns(UserWarning, match='fedavg: † diverged: loss') as told:
+    fedjax_ssl.fit('fedavg', 'digits', learning_rate=1e30, **short)
+  assert [one.filename for one in told] == [__file__]
+  with pytest.warns(UserWarning, match='† diverged: every update was broken'):
+    fedjax_ssl.fit('fedavg', 'digits', aggregator=broken, **short)
+
+
+def test_a_run_that_leaves_nothing_behind_warns_of_nothing(
+    monkeypatch, tmp_path):
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    run = fedjax_ssl.fit('fedavg', 'digits', model='linear', clients=3,
+                         rounds=1, progress=False)
+    assert [*tmp_path.iterdir()]
+    del run
+    gc.collect()
+  assert not [*tmp_path.iterdir()]

@@ -162,10 +162,13 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
       cannot be made, or `embeddings` are broken, of other texts, or given for
       images, or for texts that are in no CSV.
   """
+  if not isinstance(name, str):
+    raise checks.FieldError('dataset', name, "must be a name, as 'digits'.")
   if (file := pathlib.Path(name)).suffix in ('.npz', '.csv'):
     raise checks.FieldError(
         'dataset', name, f'is a file: give {file.stem}, and its folder'
-        f'{"" if file.name == name else f", {file.parent},"} as data_dir.')
+        f'{"" if file.name == name else f", {file.parent},"} as '
+        f'{checks.option("data_dir")}.')
   if not re.fullmatch(rf'{NAME}(/{NAME})?', name):
     _refuse_path(name)
     raise DataNameError(
@@ -344,6 +347,10 @@ def _read(name: str, data_dir: str | os.PathLike[str] | None,
     if folder.holds(path.parent / name):
       return folder.read(path.parent / name, name)
     there = path.parent / name
+    for link in (path, path.with_suffix('.csv'), there):
+      if link.is_symlink() and not link.exists():
+        raise DataError(f'{link} is a link to {os.readlink(link)}, which is '
+                        'not there')
     advice = f'{_absent(name, data_dir)}: there is ' + (
         f'no {there / "train"}' if there.is_dir() else f'no {path}')
   _refuse_path(name)

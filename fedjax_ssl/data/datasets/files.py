@@ -98,6 +98,8 @@ def as_array(key: str, value: Any) -> np.ndarray:
   """
   # An array of pandas has a mask of its own, which numpy would take for one.
   if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+    if not key.startswith('y_'):
+      raise DataError(f'{key} has masked entries; fill them, as by .filled(0)')
     if key != 'y_train' or value.dtype.kind not in 'iu':
       raise DataError(f'{key} has masked entries; only numbers of y_train may '
                       'be masked, in rows without a label')
@@ -395,14 +397,13 @@ def class_labels(part: str, labels: np.ndarray) -> np.ndarray:
                     '[D] and [D, 1], one class each'
                     + ('; of one-hot rows give y.argmax(1)'
                        if labels.ndim == 2 else ''))
+  if not labels.size:
+    raise DataError(f'{part} labels are empty')
   if labels.dtype.kind not in 'iu':
     raise DataError(f'{part} labels have dtype {labels.dtype}'
                     f'{names_lib.odd(labels)}; allowed are integers and words'
-                    + (
-                        ', -1 for a row without a label'
-                        if part == 'train' else ''))
-  if not labels.size:
-    raise DataError(f'{part} labels are empty')
+                    + (', -1 for a row without a label' if part == 'train'
+                       else '') + '; of whole numbers give y.astype(int)')
   least = -1 if part == 'train' else 0
   if labels.min() < least or labels.max() >= 2**31 - 1:
     raise DataError(f'{part} labels run from {labels.min()} to '
