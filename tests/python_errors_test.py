@@ -145,10 +145,24 @@ def test_a_link_to_nothing_is_no_misspelt_name(tmp_path):
     ({'widht': 4}, r"Did you mean the knob model='cnn\(width=4\)'"),
     ({'notemper': True}, "has no option 'notemper'"),
     ({'nokeep_local': True}, r"give method='fixmatch\(keep_local=False\)'"),
-    ({'temperature': .5}, "a knob of .*, and method='fixmatch' has none")])
+    ({'temperature': .5}, "a knob of .*, and method='fixmatch' has none"),
+    ({'method': 'fedmatch', 'aggregation': 'mean'},
+     r"give method=\"fedmatch\(aggregation='mean'\)\""),
+    ({'method': 'fixmatch(', 'threshold': .8}, "has no option 'threshold'"),
+    ({'method': None, 'setting': 'cifar_pairs', 'temperature': .5},
+     "has no option 'temperature'")])
 def test_an_unknown_option_of_fit_may_be_a_knob(options, words):
+  options = {'method': 'fixmatch', 'model': 'cnn', **options}
   with pytest.raises(TypeError, match=words):
-    fedjax_ssl.fit('fixmatch', 'digits', **options)
+    fedjax_ssl.fit(dataset='digits', **options)
+
+
+def test_a_function_is_not_said_to_have_no_such_knob():
+  def mine(task, *, threshold: float = .9):
+    raise NotImplementedError
+
+  with pytest.raises(TypeError, match="^fit has no option 'threshold'"):
+    fedjax_ssl.fit(mine, 'digits', threshold=.8)
 
 
 def test_arguments_of_make():

@@ -153,8 +153,9 @@ def gap(row: standing.Line) -> str:
 
 def percent(shares: Iterable[float | None]) -> str:
   """Says mean and deviation of shares in percent; '-' if one is not known."""
-  return summary.percent([None if share is None or np.isnan(share) else share
-                          for share in shares])
+  return summary.percent([
+      share if share is not None and np.isfinite(share) else None
+      for share in shares])
 
 
 def _megabytes(count: float | None) -> str:

@@ -103,8 +103,8 @@ def wrong_value(error: flags.IllegalFlagValueError) -> tuple[str, str]:
 def _beside(value: str) -> str:
   """Says where a value that a flag refuses belongs, if that is known."""
   if re.match(r'optimizer=\w+\(', value):
-    return ('; its settings are --learning_rate, --momentum and '
-            '--weight_decay')
+    return ('; its settings are --learning_rate, --weight_decay and, of some, '
+            '--momentum')
   return ('; how many there are says --labels_per_class or --labeled_fraction'
           if re.fullmatch(r'labels=[\d.]+', value) else '')
 
@@ -157,7 +157,7 @@ def _as_knob(word: str, knob: str, given: Mapping[str, Any], *,
   """
   from fedjax_ssl.running import meant_knobs
   found = meant_knobs.find(knob, given)
-  if found is None or chosen and (found.owners or found.is_near):
+  if found is None or chosen and not found.is_chosen:
     return ''
   return f'{word} is no flag' + found.told(
       _value(word, found.default, found.off), given['method'],

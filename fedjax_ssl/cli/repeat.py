@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import json
 import os
 import pathlib
-import re
 import sys
 import tempfile
 from typing import Any
 
 from fedjax_ssl.cli import arguments, places
+from fedjax_ssl.config import RIVALS
 from fedjax_ssl.core import registry, run_files
 from fedjax_ssl.report import printing
 from fedjax_ssl.running import settings
@@ -92,6 +92,10 @@ def program(config: dict[str, Any], path: pathlib.Path) -> list[str]:
   return [sys.executable, str(place)]
 
 
+def _name(word: str) -> str:
+  return word.lstrip('-').partition('=')[0]
+
+
 @arguments.refusing
 def main(argv: Sequence[str]) -> int:
   """Starts the run again, or prints its flags; returns an exit code."""
@@ -114,9 +118,11 @@ def main(argv: Sequence[str]) -> int:
                        'out.')
     printing.say(command.text_of(config), end='')
     return 0
-  stored = command.flags_of(config)
-  if any(re.match('--?seed(=|$)', word) for word in words[1:]):
-    stored = [flag for flag in stored if not flag.startswith('--seeds=')]
+  # Of two that exclude each other the run's gives way.
+  given = {_name(word) for word in words[1:]}
+  rivals = {name for pair in RIVALS if pair & given for name in pair - given}
+  stored = [flag for flag in command.flags_of(config)
+            if _name(flag) not in rivals]
   line = [*program(config, path), *stored, *words[1:]]
   if '\0' in ''.join(line):
     raise ValueError(f'{path} has a flag with a zero byte.')

@@ -140,6 +140,7 @@ class Run:
       raise FieldError('num_rounds', rounds, 'the run is at round '
                        f'{self.round}; give as many or more.')
     everyone = [self, *self.bounds.values()]
+    begun = [run.round for run in everyone]
     jobs = [run._job._replace(options=dataclasses.replace(
         run._job.options, num_rounds=rounds)) for run in everyone]
     with contextlib.ExitStack() as stack:
@@ -148,7 +149,6 @@ class Run:
         run._job = job
         try:
           run._train(place)
-          run._warn()
         except execution.Stopped as stopped:
           stopping.answered()  # The error tells of them; the process goes on.
           goes_on = ('' if self._temporary else '; the same call with workdir='
@@ -157,6 +157,8 @@ class Run:
                                   f'{stopped.round}{goes_on}') from None
       if self._temporary is None and not places[0].is_read_only:
         runs.draw(self._job.folder, {run.name: run._rows for run in everyone})
+    for run, since in zip(everyone, begun, strict=True):
+      run._warn(since)
     return self
 
   def _train(self, place: Any) -> None:
@@ -176,16 +178,18 @@ class Run:
         job.spec, task_lib.make_task(job.spec), job.method, self.states,
         self.round, job.facts, job.vocabulary)
 
-  def _warn(self) -> None:
-    """Warns where the numbers mislead, as the programs say below a table."""
-    found = [verdict.of(rows[-1]) for rows in self._rows if rows]
-    diverged = [v if v and v.kind == verdict.DIVERGED else None for v in found]
-    # Where progress is shown, a line has told of them.
-    lost = 0 if self._stream is None or any(diverged) else int(
-        np.nansum(self.metrics.get('num_rejected', 0)))
-    for text in (*verdict.footnotes([(self.name, diverged)]),
-                 *([f'{self.name}: {lost} updates or means of them were left '
-                    'out, as they were broken.'] if lost else [])):
+  def _warn(self, since: int) -> None:
+    """Warns where the numbers mislead, as the programs say; of rounds since."""
+    ends = [verdict.of(rows[-1]) if rows else None for rows in self._rows]
+    diverged = [v if v and v.kind == verdict.DIVERGED else None for v in ends]
+    said = verdict.footnotes([(self.name, diverged)])
+    lost = sum(int(row.get('num_rejected', 0))
+               for rows, gone in zip(self._rows, diverged, strict=True)
+               if gone is None for row in rows if row['round'] > since)
+    if lost and self._stream is not None:  # Else a line has told of them.
+      said.append(f'{self.name}: {lost} updates or means of them left out from '
+                  f'round {since + 1} on: {execution.LEFT_OUT}.')
+    for text in said:
       warnings.warn(text, stacklevel=_depth())
 
   @property

@@ -96,7 +96,8 @@ def fit(method: str | Callable[..., Method] | None = None,
       -> factor).
 
   Returns:
-    The trained Run.
+    The trained Run. Where it diverged, or left out updates that no line has
+    told of, a warning says so.
 
   Raises:
     ValueError: for a value that is refused, or data that are broken.
@@ -129,7 +130,7 @@ def _fitted(method: str | Callable[..., Method] | None, dataset: Any,
                      'give method or dataset.')
   if method is None and stored:
     method = stored['flags']['method']
-  given = _given(method or _METHOD, options)
+  given = _given(method or (_METHOD if setting is None else ''), options)
   if workdir is not None:
     given['workdir'] = workdir
   source = inputs.source(_dataset(stored) if dataset is None else dataset)
@@ -181,18 +182,20 @@ def _unknown(word: str, value: Any, known: Sequence[str],
     word: the option.
     value: what it was given.
     known: names of options.
-    chosen: values of options, from which knobs are proposed.
+    chosen: values of options that are given, whose knobs are proposed.
   """
   names = [*known, *_SHORT, *_OWN, 'setting', 'progress']
+  found = meant_knobs.find(word, chosen)
   why = ''
   if word in _PROGRAMS:
     why = ' It is of the programs.'
   elif word in _OF_DATA:
     why = f" It is one of the data's: {{'x_train': x, ..., {word!r}: ...}}."
-  elif near := other_names.ours(word) or checks.nearest(
-      word, names, other_names.NEAR):
+  elif not (found and found.is_chosen) and (
+      near := other_names.ours(word) or checks.nearest(
+          word, names, other_names.NEAR)):
     why = f' Did you mean {" or ".join(map(repr, near))}?'
-  elif found := meant_knobs.find(word, chosen):
+  elif found:
     if found.off:
       value = not value if isinstance(value, bool) else ...
     return f'{word!r} is no option of fit' + found.told(
@@ -213,9 +216,7 @@ def _given(method: str | Callable[..., Method], options: Mapping[str, Any]
     name = _SHORT.get(word, word)
     if name not in known:
       raise TypeError(_unknown(word, value, known, {
-          **vars(config.Config()), **options, 'method': (
-              method if isinstance(method, str) else
-              getattr(method, '__name__', ''))}))
+          **options, 'method': method if isinstance(method, str) else ''}))
     if name in given:
       short = next(word for word, long in _SHORT.items() if long == name)
       raise TypeError(f'{name} is given twice; {short} is short for it.')

@@ -289,8 +289,8 @@ def _shared_flags(rows: list[dict[str, Any]],
 
 def head(more_: Sequence[str]) -> list[str]:
   """Makes the head of a table of runs: columns of all tables, then more."""
-  columns = ['run', 'method', 'labels', 'seeds', 'rounds', 'final',
-             f'last {summary.TAIL} evaluations', 'validation-selected', *more_]
+  columns = ['run', 'method', 'labels', 'seeds', 'rounds',
+             *(summary.COLUMNS[name] for name in _SHOWN), *more_]
   return [line(columns), '|---|---|---|' + (len(columns) - 3) * '---:|']
 
 

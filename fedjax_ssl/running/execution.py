@@ -40,6 +40,9 @@ from fedjax_ssl.training import (
 from fedjax_ssl.training import workdir as workdir_lib
 from fedjax_ssl.training.checkpoint import sealed
 
+# Why updates are.
+LEFT_OUT = 'NaN, infinite, beyond max_update_norm, or of a negative weight'
+
 
 class Stopped(processes.AgreedExit):
   """A signal ended the run; `round` is saved."""
@@ -289,8 +292,7 @@ class _Recorder:
     if self._left_out and not self._warned:
       self._warned = True
       print(f'{self._job.name}: {self._left_out} updates or means of them left '
-            f'out from round {self._since + 1} to {row.round}: NaN, infinite, '
-            'beyond max_update_norm, or of a negative weight.',
+            f'out from round {self._since + 1} to {row.round}: {LEFT_OUT}.',
             file=self.stream)
     self._accuracies.append(float(row.values['accuracy']))
     if row.seed == self._job.seeds[-1]:

@@ -32,6 +32,11 @@ class Meant(NamedTuple):
   is_near: bool = False
 
   @property
+  def is_chosen(self) -> bool:
+    """Returns whether it is one of what is chosen, by its whole name."""
+    return not self.owners and not self.is_near
+
+  @property
   def default(self) -> Any:
     """Returns the knob's default."""
     return knobs.names(registry.find(
@@ -66,22 +71,25 @@ def find(word: str, chosen: Mapping[str, Any]) -> Meant | None:
   Args:
     word: the unknown option, without dashes.
     chosen: by field, the texts that name methods, networks and the like; those
-      that are no texts are passed over.
+      that are no texts, or name nothing, are passed over. Without a method
+      nothing is said of other methods.
   """
   word = other_names.knob(word)
   asked = [word, *([word.removeprefix('no')] if word.startswith('no') else [])]
   held: dict[str, tuple[str, str, Mapping[str, Any]]] = {}
+  found: set[str] = set()
   for field, known in task.REGISTRIES.items():
     if isinstance(text := chosen.get(field), str):
       with contextlib.suppress(ValueError):
         name, given = registry.parse(text)
         for knob in knobs.names(registry.find(known, name, field)):
           held.setdefault(knob, (field, name, given))
+        found.add(field)
   for knob in asked:
     if knob in held:
       field, name, old = held[knob]
       return Meant(field, name, knob, knob != word, old)
-  for knob in asked:
+  for knob in asked if 'method' in found else ():
     if owners := [name for name, build in task.REGISTRIES['method'].items()
                   if knob in knobs.names(build)]:
       return Meant('method', owners[0], knob, knob != word, {}, owners)

@@ -373,7 +373,7 @@ def _finish(workdir: pathlib.Path, jobs: Sequence[job_lib.Job],
       runs,
       nominal=[job.name for job in jobs if study.is_nominal(job.spec.method)],
       below=study.deltas(
-          (job.name, study.delta(task_lib.resolved(job.spec))) for job in jobs
+          (job.name, study.delta(job.facts['choices'])) for job in jobs
           if any(rows[-1].get('epsilon') is not None
                  for rows in runs[job.name]))))
   few = summary.few_rows([rows for seeds in runs.values() for rows in seeds],

@@ -66,6 +66,9 @@ def test_another_seed_takes_the_place_of_the_runs(finished, monkeypatch, words):
   assert [*words] == given[-len(words):] and '--num_rounds=2' in before
   # An option given twice counts as given last; of two names it would clash.
   assert ('--seeds=3' in before) == (words == ('--seeds=5',))
+  given.clear()
+  repeat.main([str(finished), '--labels_per_class=2'])
+  assert not [flag for flag in given if flag.startswith('--labeled_fraction')]
 
 
 def test_it_says_where_it_comes_from(finished):

@@ -266,14 +266,41 @@ def test_a_run_that_diverged_warns_its_caller():
     fedjax_ssl.fit('fedavg', 'digits', aggregator=broken, **short)
 
 
+def half_broken(task):
+  """A loss that is NaN where the first label of a batch is below 5."""
+  def loss(model, given, batch, key):
+    rows = batch.labeled
+    (logits,), stats = network.forward(task, model, rows, key=key)
+    sound = losses.cross_entropy(logits, rows.labels, rows.mask)[0]
+    return sound * jnp.where(rows.labels[0] < 5, jnp.nan, 1), Aux(stats, {})
+  return made(task, loss)
+
+
+def test_updates_left_out_are_told_once(capsys):
+  """By a line where progress is shown, else by a warning, of each call."""
+  short: dict[str, Any] = {'model': 'linear', 'clients': 8, 'rounds': 1,
+                           'local_steps': 1, 'cohort_size': 8,
+                           'schedule_rounds': 4}
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    fedjax_ssl.fit(half_broken, 'digits', **short)
+  assert 'left out from round 1 to 1: NaN' in capsys.readouterr().err
+  with pytest.warns(UserWarning, match='[0-9] .* from round 1 on: NaN'):
+    run = fedjax_ssl.fit(half_broken, 'digits', progress=False, **short)
+  with pytest.warns(UserWarning, match='[1-8] .* from round 2 on: NaN') as told:
+    run.resume(2)
+  assert len(told) == 1 and not capsys.readouterr().err
+
+
 def test_a_run_that_leaves_nothing_behind_warns_of_nothing(
     monkeypatch, tmp_path):
   monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
-  with warnings.catch_warnings():
-    warnings.simplefilter('error')
+  with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter('always')
     run = fedjax_ssl.fit('fedavg', 'digits', model='linear', clients=3,
                          rounds=1, progress=False)
     assert [*tmp_path.iterdir()]
     del run
     gc.collect()
+  assert not [one for one in told if one.category is ResourceWarning]
   assert not [*tmp_path.iterdir()]

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import types
 
-from fedjax_ssl import config, task
+from fedjax_ssl import config
 from fedjax_ssl.report import canvas
 from fedjax_ssl.running import execution, runs, settings
 
@@ -23,8 +23,10 @@ def test_a_run_ends_well_where_nothing_can_be_drawn(
 def test_an_epsilon_that_guarantees_nothing_says_so(
     monkeypatch, tmp_path, capsys):
   jobs = [types.SimpleNamespace(
-      name=name, folder=tmp_path, facts={'federation': {'num_validation': 0}},
-      spec=task.TaskSpec(2, (1,), method=method)) for name, method in (
+      name=name, folder=tmp_path, facts={
+          'federation': {'num_validation': 0},
+          'choices': {'method': {'knobs': {'delta': 1e-5}}}},
+      spec=types.SimpleNamespace(method=method)) for name, method in (
           ('ours', "fedssl(dp_scope='classifier')"),
           ('printed', "fedssl(dp_scope='generator')"))]
   monkeypatch.setattr(runs, 'prepared', lambda *_: jobs)

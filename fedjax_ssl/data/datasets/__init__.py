@@ -162,8 +162,11 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, *,
       cannot be made, or `embeddings` are broken, of other texts, or given for
       images, or for texts that are in no CSV.
   """
+  if isinstance(name, os.PathLike):
+    name = os.fspath(name)
   if not isinstance(name, str):
-    raise checks.FieldError('dataset', name, "must be a name, as 'digits'.")
+    raise checks.FieldError('dataset', repr(name),
+                            "must be a name, as 'digits'.")
   if (file := pathlib.Path(name)).suffix in ('.npz', '.csv'):
     raise checks.FieldError(
         'dataset', name, f'is a file: give {file.stem}, and its folder'

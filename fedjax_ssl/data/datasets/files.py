@@ -98,7 +98,7 @@ def as_array(key: str, value: Any) -> np.ndarray:
   """
   # An array of pandas has a mask of its own, which numpy would take for one.
   if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-    if not key.startswith('y_'):
+    if key.startswith(_INPUTS):
       raise DataError(f'{key} has masked entries; fill them, as by .filled(0)')
     if key != 'y_train' or value.dtype.kind not in 'iu':
       raise DataError(f'{key} has masked entries; only numbers of y_train may '
@@ -384,6 +384,13 @@ def as_stored(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   return result
 
 
+def _as_integers(labels: np.ndarray) -> str:
+  """Says how to make integers of labels that are whole numbers; else ''."""
+  whole = all(isinstance(x, int | float | np.integer | np.floating)
+              and float(x).is_integer() for x in labels.tolist())
+  return '; give y.astype(int)' if whole else ''
+
+
 def class_labels(part: str, labels: np.ndarray) -> np.ndarray:
   """Converts the classes of a part to int32[D]; -1: a row of train without one.
 
@@ -403,7 +410,7 @@ def class_labels(part: str, labels: np.ndarray) -> np.ndarray:
     raise DataError(f'{part} labels have dtype {labels.dtype}'
                     f'{names_lib.odd(labels)}; allowed are integers and words'
                     + (', -1 for a row without a label' if part == 'train'
-                       else '') + '; of whole numbers give y.astype(int)')
+                       else '') + _as_integers(labels))
   least = -1 if part == 'train' else 0
   if labels.min() < least or labels.max() >= 2**31 - 1:
     raise DataError(f'{part} labels run from {labels.min()} to '

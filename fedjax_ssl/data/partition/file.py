@@ -55,7 +55,7 @@ def _integers(name: str, given: np.ndarray) -> np.ndarray:
                      f'{array.dtype}')
   if array.size and not -2**31 <= int(array.min()) <= int(array.max()) < 2**31:
     raise ValueError(f'partition field {name!r} has numbers beyond 32 bits')
-  return array.astype(np.int32, copy=False)
+  return array.astype(np.int32)
 
 
 def check_partition(partition: Partition, num_examples: int,
